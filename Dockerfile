@@ -1,0 +1,27 @@
+# The node and the command `holdfast`. Build: docker build -t holdfast .
+FROM python:3.12-slim AS build
+WORKDIR /src
+COPY . .
+RUN python -m venv /opt/holdfast && /opt/holdfast/bin/pip install --no-cache-dir .
+
+FROM python:3.12-slim
+COPY --from=build /opt/holdfast /opt/holdfast
+ENV PATH=/opt/holdfast/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    HOLDFAST_DATA=/data \
+    HOLDFAST_INGRESS=0.0.0.0:8080 \
+    HOLDFAST_ADMIN=0.0.0.0:9070 \
+    HOLDFAST_PEER=0.0.0.0:5122
+# A fixed id, so that volumes and pod security contexts can name it.
+RUN groupadd --gid 10001 holdfast && useradd --uid 10001 --gid holdfast --no-create-home holdfast \
+    && mkdir /data && chown holdfast:holdfast /data
+USER 10001:10001
+VOLUME /data
+# ingress, admin, peers
+EXPOSE 8080 9070 5122
+# SIGTERM hands leaderships over, then ends; give it time before SIGKILL.
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=5s --timeout=3s --start-period=20s --retries=3 \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/holdfast/health', timeout=2)"]
+ENTRYPOINT ["holdfast"]
+CMD ["serve"]

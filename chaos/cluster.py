@@ -1,0 +1,698 @@
+"""The processes of a chaos run: nodes as people run them, handlers, and proxies on every link between nodes.
+
+Each process is started here and ended by its process id; one that ends without having been told to is evidence, kept
+as such, and started again. When a node is out (killed, stopped, told to end) is written down from the signal until it answers
+again: an error that a client meets meanwhile is no wonder, any other is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import platform
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import aiohttp
+
+from holdfast.chaos import store
+from holdfast.chaos.bent_node import Bends
+from holdfast.chaos.proxy import Delay, Mode, Pass, Proxy, Throttle
+from holdfast.sdk.protocol import partition_key, partition_of
+
+PORTS: Final = {"peer": 7000, "ingress": 8080, "admin": 9070, "handlers": 9080, "s3": 9000}
+STORE: Final = "s3"
+START_S: Final = 60.0
+STOP_S: Final = 30.0
+WATCH_EVERY_S: Final = 0.2
+LOOK_S: Final = 1.0
+RESTART_S: Final = 1.0
+#: Room for a log and a state of a long run; LMDB grows its files as it needs them.
+SMALL_DISK_BYTES: Final = 768 << 20
+NOTHING_BYTES: Final = 4 << 20  # A disk with less is as good as full.
+EMPTIED_S: Final = 5.0
+
+#: Snapshots are cut all the time and the log is short, so that whoever was away for seconds needs one.
+SNAPSHOT_SETTINGS: Final = {
+    "HOLDFAST_SNAPSHOT_ENTRIES": "400",
+    "HOLDFAST_SNAPSHOT_INTERVAL": "5s",
+    "HOLDFAST_LOG_TAIL": "50",
+}
+
+#: Two endpoints, so that calls cross from one to the other and one can die alone.
+OFFERS: Final = {"h1": "flow,approval,sleeper", "h2": "counter,leaf,inbox,tree,register"}
+
+
+@dataclass(slots=True)
+class Outage:
+    node: str
+    why: str
+    since: float
+    until: float | None = None  # None: to this moment
+
+    def touches(self, began: float, ended: float, *, slack_s: float) -> bool:
+        return self.since - slack_s <= ended and (self.until is None or began <= self.until + slack_s)
+
+
+@dataclass(slots=True)
+class KnownLink:
+    """A proxy that remembers what it was told."""
+
+    proxy: Proxy
+    current: Mode = field(default_factory=Pass)
+
+    def mode(self, mode: Mode) -> None:
+        self.current = mode
+        self.proxy.mode(mode)
+
+    @property
+    def is_open(self) -> bool:
+        return isinstance(self.current, Pass | Delay | Throttle)
+
+
+class NoSmallDisk(Exception):
+    """This machine does not let us mount a file system."""
+
+
+class NodeCluster:
+    """Use as `async with NodeCluster(root, nodes=3) as cluster`: then nodes answer and handlers are registered."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        nodes: int = 3,
+        partitions: int = 8,
+        replication: int | None = None,
+        handlers: Mapping[str, Sequence[str]] | None = None,
+        small_disk: bool = False,
+        shared_store: bool = False,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self.names: Sequence[str] = [f"n{number}" for number in range(1, nodes + 1)]
+        self.partitions = partitions
+        self.replication = replication or nodes  # Of all: then as many may die as the cluster bears.
+        self.oracle = root / "oracle.jsonl"
+        self.deaths: list[str] = []  # Ends that nobody asked for,
+        self.died_of_a_full_disk = 0  # but these, which nobody can prevent.
+        self.emptied_at = -EMPTIED_S  # When a disk that had no byte left was emptied, the last time.
+        self.found: dict[str, list[str]] = {}  # Promise -> sentences, of what faults themselves saw to be wrong.
+        self.outages: list[Outage] = []
+        self.lives: dict[str, tuple[float, float | None]] = {}  # From when until when each node was a member.
+        self.kills = 0
+        self.aimed: dict[str, Counter[str]] = defaultdict(Counter)  # Fault -> how often it hit its moment, or missed.
+        self.has_store = False
+        self.no_store = "not asked for"
+        self.store_failed_at = 0.0  # When the last fault of the store was repaired.
+        self.small_disk: str | None = None  # the node whose disk can be filled
+        self.no_small_disk: str = "not asked for"
+        self._root = root
+        self._want_small_disk = small_disk
+        self._want_store = shared_store
+        self._more_settings = dict(settings or {})
+        self._store_link: KnownLink | None = None
+        self._handlers = {
+            name: list(words)
+            for name, words in (
+                handlers
+                if handlers is not None
+                else {
+                    name: ["holdfast.chaos.handlers", "--oracle", str(self.oracle), "--offer", offer]
+                    for name, offer in OFFERS.items()
+                }
+            ).items()
+        }
+        self._founders = list(self.names)
+        self._newcomers = 0
+        self._net = _Net()
+        self._places = {name: self._net.place() for name in [*self.names, *self._handlers]}
+        self._stack = AsyncExitStack()
+        self._children: dict[str, asyncio.subprocess.Process] = {}
+        self._stopped: set[str] = set()
+        self._doomed: set[int] = set()
+        self._ending = False
+        self._links: dict[tuple[str, str], KnownLink] = {}
+        self._bends: dict[str, Bends] = {}
+        self._views: dict[str, dict[str, Any]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._session: aiohttp.ClientSession | None = None
+
+    # -- what faults need (nemesis.Cluster) --------------------------------------------------------------------------
+
+    @property
+    def proxies(self) -> Mapping[tuple[str, str], KnownLink]:
+        return self._links
+
+    @property
+    def handlers(self) -> Sequence[str]:
+        return list(self._handlers)
+
+    def pid(self, name: str) -> int | None:
+        child = self._children.get(name)
+        return child.pid if child is not None and child.returncode is None else None
+
+    def leader(self) -> str | None:
+        """Of so many partitions, whoever leads most."""
+        led = Counter(leader for leader in self.leaders().values() if leader in self.names)
+        return max(sorted(led), key=lambda name: led[name]) if led else None
+
+    async def start(self, name: str) -> None:
+        """Begin a process. It answers some time later, if the others let it."""
+        if self._ending or self.pid(name) is not None:
+            return
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")}
+        command = self._command(name)
+        if self._is_node(name):
+            environment |= self._settings(name)
+        with (self._root / f"{name}.log").open("ab") as log:
+            child = self._children[name] = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,  # Ctrl-C in the terminal is for us; we then end them one by one.
+                preexec_fn=_die_with_parent,
+            )
+        self._stopped.discard(name)
+        self._background(self._watch_child(name, child))
+        if self._is_node(name):
+            self._background(self._watch_return(name, child))
+
+    async def kill(self, name: str, signum: signal.Signals) -> None:
+        """Send a signal; after SIGKILL and SIGTERM, return when the process is gone."""
+        child = self._children[name]
+        if child.returncode is not None:
+            return
+        deadly = signum in (signal.SIGKILL, signal.SIGTERM)
+        if self._is_node(name) and signum is not signal.SIGCONT:
+            self._out(name, {signal.SIGSTOP: "stopped", signal.SIGTERM: "told to end"}.get(signum, "killed"))
+        if deadly:
+            self._doomed.add(child.pid)
+            self.kills += signum is signal.SIGKILL
+        child.send_signal(signum)
+        if signum is signal.SIGSTOP:
+            self._stopped.add(name)
+        elif signum is signal.SIGCONT:
+            self._stopped.discard(name)
+            self._background(self._watch_return(name, child))
+        elif deadly:
+            try:
+                await asyncio.wait_for(child.wait(), STOP_S if signum is signal.SIGTERM else None)
+            except TimeoutError:
+                self.deaths.append(f"{name} did not end within {STOP_S:g} s of SIGTERM: {self._last_words(name)}")
+                child.kill()
+                await child.wait()
+
+    # -- members that come and go ------------------------------------------------------------------------------------
+
+    async def newcomer(self) -> str:
+        """A node that nobody has heard of yet, with links and an empty disk. It is not started, and no client knows it.
+
+        Of two nodes the one with the smaller name dials, at the address in its own settings: only there can a proxy stand
+        for each pair. So newcomers have smaller names than all before them.
+        """
+        self._newcomers += 1
+        name = f"m{100 - self._newcomers:02d}"
+        assert self._newcomers < 100 and all(name < other for other in self.names)
+        self._places[name] = self._net.place()
+        for other in self.names:
+            await self._link(name, other)
+        self._bends[name] = Bends(self._root / f"{name}.bends")
+        return name
+
+    def welcome(self, name: str) -> None:
+        """Clients and faults know it from now on."""
+        self.names = [*self.names, name]
+        self.lives[name] = (time.monotonic(), None)
+
+    def forget(self, name: str) -> None:
+        """It is gone for ever."""
+        self.names = [other for other in self.names if other != name]
+        self._views.pop(name, None)
+        now = time.monotonic()
+        self.lives[name] = (self.lives[name][0] if name in self.lives else now, now)
+        self.outages.append(Outage(name, "removed", now))
+
+    def wipe(self, name: str) -> None:
+        """Empty its directory."""
+        assert self.pid(name) is None, "a process does not lose the files that it has open"
+        for path in self.data(name).iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    async def is_turned_away(self, name: str) -> str | None:
+        """Start a node that must refuse to run, and see it end. None: as it should; else what it did instead."""
+        await self.start(name)
+        child = self._children[name]
+        self._doomed.add(child.pid)
+        try:
+            status = await asyncio.wait_for(child.wait(), START_S)
+        except TimeoutError:
+            child.kill()
+            await child.wait()
+            return f"it went on running for {START_S:g} s: {self._last_words(name)}"
+        if not self.is_out(name):
+            return f"it took requests before it ended: {self._last_words(name)}"
+        return None if status > 0 else f"it ended with status {status}: {self._last_words(name)}"
+
+    def address(self, name: str) -> str:
+        """Where its peers find it."""
+        return self._at(name, "peer")
+
+    def said(self, name: str, text: str) -> bool:
+        """Whether it stands at the end of a node's log."""
+        return text in self._last_words(name)
+
+    # -- what faults change and find ---------------------------------------------------------------------------------
+
+    def broken(self, promise: str, sentence: str) -> None:
+        self.found.setdefault(promise, []).append(sentence)
+
+    def bends(self, name: str) -> Bends:
+        """The clock and the disk of a node."""
+        return self._bends[name]
+
+    @property
+    def store_link(self) -> KnownLink:
+        """The way of all nodes to the store that they share."""
+        assert self._store_link is not None, "left out where there is none"
+        return self._store_link
+
+    def data(self, name: str) -> Path:
+        return self._root / name
+
+    def _at(self, name: str, door: str) -> str:
+        host, port = self._places[name][door]
+        return f"{host}:{port}"
+
+    # -- what clients and the run need -------------------------------------------------------------------------------
+
+    def url(self, name: str) -> str:
+        return f"http://{self._at(name, 'handlers' if name in self._handlers else 'ingress')}"
+
+    def admin(self, name: str) -> str:
+        return f"http://{self._at(name, 'admin')}"
+
+    def leaders(self) -> dict[int, str]:
+        """Partition -> who led it in the newest term that anybody reported."""
+        newest: dict[int, tuple[int, str]] = {}
+        for view in list(self._views.values()):
+            for each in view["partitions"]:
+                if each["leader"] is not None:
+                    claim = (each.get("term", 0), each["leader"])  # Without a replica, a node only heard of it.
+                    newest[each["partition"]] = max(newest.get(each["partition"], claim), claim)
+        return {number: leader for number, (_, leader) in newest.items()}
+
+    def led_by(self, name: str) -> list[int]:
+        return sorted(number for number, leader in self.leaders().items() if leader == name)
+
+    def meta_leader(self) -> str | None:
+        claims = [(view["meta"]["term"], view["meta"]["leader"]) for view in self._views.values()]
+        known = [claim for claim in claims if claim[1] is not None]
+        return max(known)[1] if known else None
+
+    def applied(self, name: str) -> dict[int, int]:
+        """Partition -> how far a node has come, as it said last."""
+        view = self._views.get(name)
+        return {it["partition"]: it["applied"] for it in view["partitions"] if it["here"]} if view is not None else {}
+
+    def log_begins(self, name: str) -> dict[int, int]:
+        """Partition -> up to where a node's log of it has been forgotten."""
+        view = self._views.get(name)
+        here = [it for it in view["partitions"] if it["here"]] if view is not None else []
+        return {it["partition"]: it["snapshot"]["log_begins_behind"] for it in here}
+
+    def doing(self, name: str) -> set[str]:
+        """What a node does with snapshots, as it said last."""
+        view = self._views.get(name)
+        return {it["snapshot"]["doing"] or "" for it in view["partitions"] if it["here"]} if view is not None else set()
+
+    def store_errors(self) -> dict[str, str]:
+        """Node -> what is wrong with the store of snapshots, as it said last."""
+        return {name: error for name, view in self._views.items() if (error := view["snapshots"]["error"]) is not None}
+
+    def behind(self) -> list[str]:
+        """Replicas that have applied less than another one of their partition, as all said last."""
+        applied = {name: self.applied(name) for name in self.names}
+        sentences = []
+        for number, members in self.members().items():
+            indexes = {name: applied[name].get(number) for name in members if name in applied}
+            most = max((index for index in indexes.values() if index is not None), default=0)
+            sentences += [
+                f"partition {number} on {name} is at entry {index}, and another replica at {most}"
+                for name, index in indexes.items()
+                if index != most
+            ]
+        return sentences
+
+    def running(self, name: str) -> bool:
+        """Whether a process is there and not stopped."""
+        return self.pid(name) is not None and name not in self._stopped
+
+    def is_out(self, name: str) -> bool:
+        return any(outage.node == name and outage.until is None for outage in self.outages)
+
+    def members(self) -> dict[int, list[str]]:
+        """Partition -> who has a replica, by the newest epoch that anybody reported."""
+        newest: dict[int, tuple[int, list[str]]] = {}
+        for view in list(self._views.values()):
+            for each in view["partitions"]:
+                claim = (each["epoch"], each["members"])
+                newest[each["partition"]] = max(newest.get(each["partition"], claim), claim)
+        return {number: members for number, (_, members) in newest.items()}
+
+    def without_majority(self) -> frozenset[str]:
+        """Nodes that cannot reach a majority of some group, over links as they are now."""
+        groups = {tuple(self.names), *map(tuple, self.members().values())}
+        lonely = set()
+        for name in self.names:
+            heard = {other for other in self.names if self.running(other) and self._hears(name, other)}
+            if any(len(heard.intersection(group)) <= len(group) // 2 for group in groups):
+                lonely.add(name)
+        return frozenset(lonely)
+
+    def _hears(self, name: str, other: str) -> bool:
+        return name == other or self._links[min(name, other), max(name, other)].is_open
+
+    def key_in(self, service: str, partition: int) -> str:
+        """Some key of a service that lies in a partition."""
+        number = 0
+        while partition_of(partition_key(service, f"probe-{number}") + bytes(12), self.partitions) != partition:
+            number += 1
+        return f"probe-{number}"
+
+    async def answers(self, name: str) -> None:
+        """Returns when a node takes requests."""
+        deadline = time.monotonic() + START_S
+        while not await self._healthy(name):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{name} does not answer: {self._last_words(name)}")
+            await asyncio.sleep(0.05)
+
+    async def handlers_answer(self) -> bool:
+        """Whether every process of handlers takes connections."""
+        for name in self._handlers:
+            host, port = self._places[name]["handlers"]
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    _, writer = await asyncio.open_connection(host, port)
+            except (OSError, TimeoutError):
+                return False
+            writer.close()
+        return True
+
+    async def ask_admin(self, path: str, *, method: str = "GET", body: Any = None) -> Any:
+        """Of any node that answers."""
+        deadline = time.monotonic() + START_S
+        while True:
+            for name in self.names:
+                if not self.running(name):
+                    continue
+                with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+                    async with self._http.request(
+                        method, self.admin(name) + path, json=body, timeout=aiohttp.ClientTimeout(total=20)
+                    ) as response:
+                        text = await response.text()
+                        if response.status < 400:
+                            return json.loads(text)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no node answers {method} {path} with what was asked for")
+            await asyncio.sleep(0.1)
+
+    async def create_snapshot(self, partition: int) -> None:
+        """Where it is led, if anybody can be asked right now."""
+        name = next((name for name in self.names if self.running(name)), None)
+        if name is not None:
+            with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+                async with self._http.post(
+                    f"{self.admin(name)}/cluster/partitions/{partition}/snapshot",
+                    timeout=aiohttp.ClientTimeout(total=5),
+                ) as response:
+                    await response.read()
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._make()
+        except BaseException:
+            await self._end()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._end()
+
+    async def _make(self) -> None:
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        self._stack.push_async_callback(self._session.close)
+        (self._root / "secret").write_text(secrets.token_hex(32))
+        self.oracle.touch()
+        for a, b in combinations(self.names, 2):  # Of two nodes the one with the smaller name dials.
+            await self._link(a, b)
+        for name in self.names:
+            self._bends[name] = Bends(self._root / f"{name}.bends")
+        if self._want_small_disk:
+            try:
+                self._mount(self.data(self.names[-1]))
+                self.small_disk = self.names[-1]
+            except NoSmallDisk as reason:
+                self.no_small_disk = str(reason)
+        if self._want_store:
+            try:
+                await self._make_store()
+            except store.NoStore as reason:
+                self.no_store = str(reason)
+        await asyncio.gather(*(self.start(name) for name in [*self.names, *self._handlers]))
+        await asyncio.gather(*(self.answers(name) for name in self.names))
+        for name in self._handlers:
+            await self._register(name)
+        self._background(self._watch())
+        while len(self.leaders()) < self.partitions:
+            await asyncio.sleep(0.02)
+        self.lives = {name: (time.monotonic(), None) for name in self.names}
+
+    async def _link(self, a: str, b: str) -> None:
+        proxy = await self._stack.enter_async_context(Proxy(("127.0.0.1", 0), self._places[b]["peer"]))
+        self._links[a, b] = KnownLink(proxy)
+
+    async def _make_store(self) -> None:
+        store.find_rclone()
+        self._places[STORE] = self._net.place()
+        (self.data(STORE) / store.BUCKET).mkdir(parents=True)
+        proxy = await self._stack.enter_async_context(Proxy(("127.0.0.1", 0), self._places[STORE]["s3"]))
+        self._store_link, self.has_store = KnownLink(proxy), True
+        await self.start(STORE)
+
+    async def _register(self, name: str) -> None:
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                async with self._http.post(
+                    self.admin(self.names[0]) + "/deployments", json={"uri": self.url(name)}
+                ) as response:
+                    text = await response.text()
+                    if response.status < 300:
+                        break
+            except (aiohttp.ClientError, OSError) as error:
+                text = str(error)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{name} cannot be registered: {text}")
+            await asyncio.sleep(0.1)
+        deployment = json.loads(text)["id"]
+        for node in self.names:  # Until all know it: what follows may be asked of any of them.
+            while True:
+                with contextlib.suppress(aiohttp.ClientError, OSError):
+                    async with self._http.get(f"{self.admin(node)}/deployments/{deployment}") as response:
+                        if response.status == 200:
+                            break
+                await asyncio.sleep(0.05)
+
+    async def end_processes(self) -> None:
+        """SIGKILL, all of them, for good. What they leave on their disks can be looked at until the cluster is left."""
+        self._ending = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        for child in self._children.values():
+            if child.returncode is None:
+                child.kill()
+                await child.wait()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _end(self) -> None:
+        await self.end_processes()
+        await self._stack.aclose()
+
+    def _mount(self, path: Path) -> None:
+        path.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES},mode=0700", "holdfast-chaos", str(path)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise NoSmallDisk(f"mount cannot be run ({error})") from None
+        if done.returncode != 0:
+            raise NoSmallDisk(f"a small file system cannot be mounted ({done.stderr.strip()}): it takes root")
+        self._stack.callback(subprocess.run, ["umount", "--lazy", str(path)], check=False, capture_output=True)
+
+    def _is_node(self, name: str) -> bool:
+        return name in self._bends
+
+    def _command(self, name: str) -> list[str]:
+        if self._is_node(name):
+            return [sys.executable, "-m", "holdfast.chaos.bent_node", str(self._root / f"{name}.bends")]
+        if name == STORE:
+            return store.command(store.find_rclone(), self._places[STORE]["s3"], self.data(STORE))
+        host, port = self._places[name]["handlers"]
+        return [sys.executable, "-m", *self._handlers[name], "--host", host, "--port", str(port)]
+
+    def _settings(self, name: str) -> dict[str, str]:
+        peers = []
+        for other in self.names:
+            if name < other:
+                host, port = self._links[name, other].proxy.address
+                peers.append(f"{other}={host}:{port}")
+            elif other < name:
+                peers.append(f"{other}={self._at(other, 'peer')}")
+        return {
+            "HOLDFAST_NODE": name,
+            "HOLDFAST_CLUSTER": "chaos",
+            "HOLDFAST_DATA": str(self.data(name)),
+            "HOLDFAST_PARTITIONS": str(self.partitions),
+            "HOLDFAST_REPLICATION": str(self.replication),
+            "HOLDFAST_PEER": self._at(name, "peer"),
+            "HOLDFAST_INGRESS": self._at(name, "ingress"),
+            "HOLDFAST_ADMIN": self._at(name, "admin"),
+            "HOLDFAST_PEERS": ",".join(peers),
+            "HOLDFAST_FOUNDERS": ",".join(self._founders),
+            "HOLDFAST_SECRET_FILE": str(self._root / "secret"),
+            **(store.settings(self.store_link.proxy.address) if self.has_store else {}),
+            **self._more_settings,
+        }
+
+    # -- watching ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _http(self) -> aiohttp.ClientSession:
+        assert self._session is not None, "the cluster was entered"
+        return self._session
+
+    def _background(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _out(self, name: str, why: str) -> None:
+        open_ones = [outage.why for outage in self.outages if outage.node == name and outage.until is None]
+        # A node that was told to end, and is then killed, has another excuse from that moment on.
+        if not open_ones or (why == "killed" and why not in open_ones):
+            self.outages.append(Outage(name, why, time.monotonic()))
+
+    async def _watch_child(self, name: str, child: asyncio.subprocess.Process) -> None:
+        status = await child.wait()
+        self._views.pop(name, None)
+        if child.pid in self._doomed or self._ending:
+            return
+        if name == self.small_disk and "No space left" in self._last_words(name) and self._is_full(name):
+            self.died_of_a_full_disk += 1
+        else:
+            self.deaths.append(f"{name} ended by itself with status {status}: {self._last_words(name)}")
+        if self._is_node(name):
+            self._out(name, "ended by itself")
+        await asyncio.sleep(RESTART_S)
+        await self.start(name)
+
+    async def _watch_return(self, name: str, child: asyncio.subprocess.Process) -> None:
+        """The node is out until it answers again."""
+        while child.returncode is None and name not in self._stopped:
+            if await self._healthy(name):
+                for outage in self.outages:
+                    if outage.node == name and outage.until is None:
+                        outage.until = time.monotonic()
+                return
+            await asyncio.sleep(0.05)
+
+    async def _healthy(self, name: str) -> bool:
+        with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+            async with self._http.get(
+                self.url(name) + "/holdfast/health", timeout=aiohttp.ClientTimeout(total=LOOK_S)
+            ) as response:
+                return response.status == 200
+        return False
+
+    def _is_full(self, name: str) -> bool:
+        """Or was a moment ago: a process that met it may end after it was emptied."""
+        disk = os.statvfs(self.data(name))
+        return disk.f_bavail * disk.f_frsize < NOTHING_BYTES or time.monotonic() < self.emptied_at + EMPTIED_S
+
+    def _last_words(self, name: str) -> str:
+        return (self._root / f"{name}.log").read_text(errors="replace")[-1500:]
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.gather(*(self._look_at(name) for name in self.names))
+            await asyncio.sleep(WATCH_EVERY_S)
+
+    async def _look_at(self, name: str) -> None:
+        if not self.running(name):
+            self._views.pop(name, None)
+            return
+        try:
+            async with self._http.get(
+                self.admin(name) + "/cluster", timeout=aiohttp.ClientTimeout(total=LOOK_S)
+            ) as response:
+                response.raise_for_status()  # While it starts it answers with what it waits for.
+                self._views[name] = await response.json()
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            self._views.pop(name, None)
+
+
+class _Net:
+    """Hands out where processes listen: door -> address."""
+
+    def __init__(self) -> None:
+        self._second, self._third = secrets.randbelow(200) + 20, secrets.randbelow(250) + 1
+        self._given = 0
+
+    def place(self) -> dict[str, tuple[str, int]]:
+        self._given += 1
+        if platform.system() == "Linux":
+            # A network of our own within loopback: nobody else takes a port while its owner is down.
+            return {door: (f"127.{self._second}.{self._third}.{self._given}", port) for door, port in PORTS.items()}
+        # Elsewhere loopback is one address. Ports that were free a moment ago are likely to stay so.
+        with contextlib.ExitStack() as stack:
+            return {door: _free_address(stack) for door in PORTS}
+
+
+def _free_address(stack: contextlib.ExitStack) -> tuple[str, int]:
+    bound = stack.enter_context(socket.socket())
+    bound.bind(("127.0.0.1", 0))
+    host, port = bound.getsockname()
+    return host, port
+
+
+def _die_with_parent() -> None:
+    """In the child: if the run itself is killed, nothing of it stays behind."""
+    if platform.system() == "Linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -1,0 +1,172 @@
+"""What operators do to a cluster under load: drain a node, restart it behind a drain, replace one that is lost.
+
+All of it goes over the admin API of any node that answers, as the command does it (`holdfast cluster ...`). Nothing here may
+cost a client an error, and what an operator was told must be so: each fault checks that, and writes down what is not
+(`NodeCluster.found`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from typing import Final, cast
+
+from holdfast.chaos.cluster import NodeCluster
+from holdfast.chaos.nemesis import Cluster, Fault, Target, aim
+
+#: What a drained node led is led elsewhere by then, also on a busy machine.
+MOVED_S: Final = 20.0
+REPLACED_S: Final = 120.0
+DRAINED: Final = "a drained node leads nothing"
+REPLACED: Final = "a lost node can be replaced"
+FORGETFUL: Final = "a node that forgot is not let in"
+
+
+class Drain(Fault):
+    """A node leads nothing for a while: what it led is handed over, and comes back when it is taken back."""
+
+    def __init__(self, target: Target, chance: random.Random) -> None:
+        self.name = f"drain {target}"
+        self._target, self._chance = target, chance
+        self._victim = ""
+
+    def describe(self) -> str:
+        return f"drain {self._victim}"
+
+    async def begin(self, cluster: Cluster) -> None:
+        nodes = cast(NodeCluster, cluster)
+        self._victim = aim(cluster, self._target, self._chance)[0]
+        await drain(nodes, self._victim)
+
+    async def end(self, cluster: Cluster) -> None:
+        if self._victim:
+            nodes = cast(NodeCluster, cluster)
+            await leads_nothing(nodes, self._victim)
+            await undrain(nodes, self._victim)
+
+
+class DrainedRestart(Fault):
+    """As a careful operator restarts a node: drain it, stop it, start it, take it back."""
+
+    name = "drain and restart"
+    instant = False
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self._victim = ""
+
+    def describe(self) -> str:
+        return f"drain, SIGTERM and start of {self._victim}"
+
+    async def begin(self, cluster: Cluster) -> None:
+        nodes = cast(NodeCluster, cluster)
+        self._victim = aim(cluster, Target.LEADER, self._chance)[0]
+        await drain(nodes, self._victim)
+        await leads_nothing(nodes, self._victim)
+        await nodes.kill(self._victim, signal.SIGTERM)
+        await nodes.start(self._victim)
+        await nodes.answers(self._victim)
+
+    async def end(self, cluster: Cluster) -> None:
+        if self._victim:
+            nodes = cast(NodeCluster, cluster)
+            await nodes.start(self._victim)
+            await undrain(nodes, self._victim)
+
+
+class Replace(Fault):
+    """A node and its disk are lost. Some time later the operator adds another one in its place, and removes the lost one.
+
+    With `started_empty` the lost one first comes back with an empty directory, under its old name: it must be turned away,
+    because what it acknowledged is gone. With `newcomer_killed` the new one is killed while it is given its replicas.
+    """
+
+    def __init__(self, chance: random.Random, *, started_empty: bool = False, newcomer_killed: bool = False) -> None:
+        self.name = "replace node"
+        if started_empty:
+            self.name = "wipe disk"
+        elif newcomer_killed:
+            self.name = "replace node, newcomer killed"
+        self._chance = chance
+        self._started_empty, self._newcomer_killed = started_empty, newcomer_killed
+        self._victim = self._newcomer = ""
+
+    def describe(self) -> str:
+        by = f", replaced by {self._newcomer}" if self._newcomer else ""
+        return f"SIGKILL {self._victim} and its disk wiped{by}"
+
+    async def begin(self, cluster: Cluster) -> None:
+        nodes = cast(NodeCluster, cluster)
+        # The one whose disk can be filled stays: that disk belongs to its name.
+        self._victim = self._chance.choice([name for name in nodes.names if name != nodes.small_disk])
+        self._newcomer = ""
+        await nodes.kill(self._victim, signal.SIGKILL)
+        nodes.wipe(self._victim)
+
+    async def end(self, cluster: Cluster) -> None:
+        if not self._victim:
+            return
+        nodes = cast(NodeCluster, cluster)
+        if self._started_empty:
+            await self._come_back_empty(nodes)
+        self._newcomer = newcomer = await nodes.newcomer()
+        introduction = {"name": newcomer, "address": nodes.address(newcomer)}
+        await nodes.ask_admin("/cluster/nodes", method="POST", body=introduction)
+        await nodes.start(newcomer)
+        if self._newcomer_killed:
+            await asyncio.sleep(self._chance.uniform(0.3, 3.0))
+            await nodes.kill(newcomer, signal.SIGKILL)
+            await nodes.start(newcomer)
+        await nodes.answers(newcomer)
+        nodes.welcome(newcomer)
+        await nodes.ask_admin(f"/cluster/nodes/{self._victim}/remove", method="POST")
+        nodes.forget(self._victim)
+        await has_moved(nodes, self._victim, newcomer)
+
+    async def _come_back_empty(self, nodes: NodeCluster) -> None:
+        instead = await nodes.is_turned_away(self._victim)
+        if instead is not None:
+            nodes.broken(FORGETFUL, f"{self._victim} was started on an empty directory, and {instead}")
+
+
+async def has_moved(cluster: NodeCluster, old: str, new: str) -> None:
+    """Returns when `old` has nothing and every group is complete again. Written down if that does not come to be."""
+    deadline = time.monotonic() + REPLACED_S
+    while True:
+        view = await cluster.ask_admin("/cluster")
+        groups = {f"partition {it['partition']}": it["members"] for it in view["partitions"]}
+        groups["the meta group"] = view["meta"]["members"]
+        wrong = {
+            name: it
+            for name, it in groups.items()
+            if old in it or len(it) < min(cluster.replication, len(cluster.names))
+        }
+        if new not in groups["the meta group"]:
+            wrong["the meta group"] = groups["the meta group"]
+        if not wrong and not view["changing"]:
+            return
+        if time.monotonic() > deadline:
+            cluster.broken(
+                REPLACED, f"{old} by {new}: after {REPLACED_S:g} s, {wrong}; what is being done: {view['changing']}"
+            )
+            return
+        await asyncio.sleep(0.1)
+
+
+async def drain(cluster: NodeCluster, name: str) -> None:
+    await cluster.ask_admin(f"/cluster/nodes/{name}/drain", method="POST")
+
+
+async def undrain(cluster: NodeCluster, name: str) -> None:
+    await cluster.ask_admin(f"/cluster/nodes/{name}/undrain", method="POST")
+
+
+async def leads_nothing(cluster: NodeCluster, name: str) -> None:
+    """Returns when others lead all; where that does not come to be, it is written down."""
+    deadline = time.monotonic() + MOVED_S
+    while (led := cluster.led_by(name)) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    if led:
+        cluster.broken(DRAINED, f"{name} was drained, and leads partitions {led} {MOVED_S:g} s later")

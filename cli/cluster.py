@@ -1,0 +1,158 @@
+"""`holdfast cluster ...`: the nodes, who leads what, and how nodes come and go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import click
+
+from holdfast.cli import client
+from holdfast.cli.output import admin_option, json_option, print_json, table
+
+
+@click.group()
+def cluster() -> None:
+    """Look at the cluster, drain nodes, add and remove them, move leaderships."""
+
+
+@cluster.command()
+@admin_option
+@json_option
+def status(admin_url: str, as_json: bool) -> None:
+    """Nodes, partitions, leaders and lags.
+
+    Nodes and members include every change acknowledged before; leaders and lags are as the answering node sees them.
+    """
+    shown = client.admin(admin_url, "GET", "/cluster")
+    if as_json:
+        print_json(shown)
+        return
+    leads = Counter(partition["leader"] for partition in shown["partitions"])
+    table(
+        ("NODE", "STATE", "ZONE", "ADDRESS", "CONNECTED", "REPLICAS", "LEADS", "NOTE"),
+        (
+            (
+                node["name"],
+                node["state"],
+                node["zone"] or "",
+                node["address"],
+                "yes" if node["connected"] else "no",
+                node["replicas"],
+                leads[node["name"]],
+                node["error"] or "",
+            )
+            for node in shown["nodes"]
+        ),
+        empty="There are no nodes.",
+    )
+    click.echo()
+    table(
+        ("PARTITION", "LEADER", "MEMBERS", "EPOCH", "TERM", "COMMIT", "BEHIND"),
+        (
+            (
+                partition["partition"],
+                partition["leader"] or "none",
+                ", ".join(partition["members"]),
+                partition["epoch"],
+                partition.get("term", ""),
+                partition.get("commit", ""),
+                ", ".join(f"{name} {lag}" for name, lag in (partition.get("follower_lag") or {}).items() if lag),
+            )
+            for partition in shown["partitions"]
+        ),
+        empty="There are no partitions.",
+    )
+    if shown["changing"]:
+        click.echo(f"\nNow: {shown['changing']}")
+    if not shown["linearizable"]["nodes"]:
+        click.echo("\nNobody leads the meta group: nodes and members may be out of date.", err=True)
+
+
+@cluster.command()
+@click.argument("node")
+@click.option("--move", is_flag=True, help="Also move its replicas to other nodes.")
+@click.option("--undo", is_flag=True, help="Take the node back.")
+@admin_option
+@json_option
+def drain(node: str, move: bool, undo: bool, admin_url: str, as_json: bool) -> None:
+    """Have NODE lead nothing, so that it can be stopped without anybody noticing.
+
+    A node that is stopped (SIGTERM) drains by itself, for as long as it is down.
+    """
+    if undo and move:
+        raise click.UsageError("--undo takes the node back; --move sends its replicas away")
+    _drain(node, "undrain" if undo else "drain", {"move": "true"} if move else {}, admin_url, as_json)
+    if move and not as_json:
+        click.echo("Its replicas move now. It holds nothing when `holdfast cluster status` shows it with 0 replicas.")
+
+
+@cluster.command()
+@click.argument("node")
+@admin_option
+@json_option
+def undrain(node: str, admin_url: str, as_json: bool) -> None:
+    """Take NODE back: the same as drain --undo."""
+    _drain(node, "undrain", {}, admin_url, as_json)
+
+
+def _drain(node: str, action: str, parameters: dict[str, str], admin_url: str, as_json: bool) -> None:
+    _print_node(
+        client.admin(admin_url, "POST", client.path("cluster", "nodes", node, action), parameters=parameters), as_json
+    )
+
+
+@cluster.command()
+@click.argument("node")
+@click.argument("address", metavar="HOST:PORT")
+@click.option("--zone", help="Where it stands; the node tells itself when it starts.")
+@admin_option
+@json_option
+def add(node: str, address: str, zone: str | None, admin_url: str, as_json: bool) -> None:
+    """Let NODE join, whose peer link is at HOST:PORT.
+
+    Start it with the same `founders` as the others and with the address of at least one of them in `peers`. It is given
+    its share of the partitions when it is there.
+    """
+    value = {"name": node, "address": address, "zone": zone or ""}
+    _print_node(client.admin(admin_url, "POST", "/cluster/nodes", value=value), as_json)
+    if not as_json:
+        click.echo("Start it now, if it does not run. It is given its share of the partitions: holdfast cluster status")
+
+
+@cluster.command()
+@click.argument("node")
+@click.option("--force", is_flag=True, help="Even if too few nodes are left for all replicas.")
+@admin_option
+@json_option
+def remove(node: str, force: bool, admin_url: str, as_json: bool) -> None:
+    """Remove NODE for ever, alive or dead. Others take over what it held; its name is not used again."""
+    parameters = {"force": "true"} if force else {}
+    _print_node(
+        client.admin(admin_url, "POST", client.path("cluster", "nodes", node, "remove"), parameters=parameters), as_json
+    )
+    if not as_json:
+        click.echo("What it held is copied to others. Stop it when it has 0 replicas, and delete its directory.")
+
+
+@cluster.command()
+@click.argument("partition", type=click.IntRange(0, 999_999))
+@click.option("--to", metavar="NODE", help="Any other replica if not given.")
+@admin_option
+@json_option
+def transfer(partition: int, to: str | None, admin_url: str, as_json: bool) -> None:
+    """Have another replica lead PARTITION."""
+    where = client.path("cluster", "partitions", str(partition), "transfer")
+    shown = client.admin(admin_url, "POST", where, parameters={"to": to})
+    if as_json:
+        print_json(shown)
+    else:
+        click.echo(f"Partition {shown['partition']} is led by {shown['leader']}")
+
+
+def _print_node(node: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(node)
+        return
+    leads = node["leads"] if node["leads"] is not None else "unknown"
+    click.echo(f"{node['name']}: {node['state']}, replicas {node['replicas']}, leads {leads}")

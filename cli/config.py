@@ -1,0 +1,43 @@
+"""`holdfast config check`: whether a node would start with these settings, and with which."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from holdfast.cli.client import Failed
+from holdfast.cli.output import fields, json_option, print_json
+
+
+@click.group()
+def config() -> None:
+    """Settings of a node: node.toml and HOLDFAST_* variables."""
+
+
+@config.command()
+@click.option(
+    "--config",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file node.toml; HOLDFAST_* variables win.",
+)
+@json_option
+def check(file: Path | None, as_json: bool) -> None:
+    """Read the settings as `serve` would: say what is wrong, or print what holds. Secrets are never printed.
+
+    Exit code 1 if a node would not start with them.
+    """
+    from holdfast.cluster.config import BadConfig, advise, describe, load
+
+    try:
+        settings = load(file)
+    except BadConfig as error:
+        raise Failed(str(error)) from None
+    advice = advise(settings)
+    if as_json:
+        print_json({"settings": describe(settings), "advice": advice})
+        return
+    fields(describe(settings).items())
+    for line in advice:
+        click.echo(f"{click.style('Note:', fg='yellow')} {line}", err=True)

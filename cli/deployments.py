@@ -1,0 +1,200 @@
+"""`holdfast deployments ...` and `holdfast services ...`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from holdfast.cli import client
+from holdfast.cli.output import admin_option, age, fields, json_option, print_json, table
+
+
+@click.group()
+def deployments() -> None:
+    """Register and look at deployments: the endpoints that run your handlers."""
+
+
+@deployments.command()
+@click.argument("uri")
+@click.option("--force", is_flag=True, help="Even if it breaks callers, or changes a deployment in place.")
+@click.option(
+    "--metadata", "-m", multiple=True, metavar="NAME=VALUE", help="Kept with the deployment; may be repeated."
+)
+@admin_option
+@json_option
+def register(uri: str, force: bool, metadata: tuple[str, ...], admin_url: str, as_json: bool) -> None:
+    """Register the endpoint at URI: the node asks it which services it offers.
+
+    A deployment never changes, so that a suspended invocation finds the code it began with: run new code at a new
+    address and register that. New invocations go to the newest deployment.
+
+    \b
+    holdfast deployments register http://127.0.0.1:9080
+    """
+    pairs = dict(_pair(item) for item in metadata)
+    body = {"uri": uri, "force": force, "metadata": pairs}
+    answer = client.checked(
+        client.ask(
+            admin_url, "POST", "/deployments", body=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+    )  # fmt: skip
+    shown = answer.json()
+    if as_json:
+        print_json(shown)
+        return
+    done = "Registered" if answer.status == 201 else "Unchanged:"
+    click.echo(f"{done} {shown['id']} at {shown['uri']}")
+    _print_services(shown)
+
+
+def _pair(item: str) -> tuple[str, str]:
+    name, equals, value = item.partition("=")
+    if not equals or not name:
+        raise click.BadParameter(f"{item!r} is not NAME=VALUE", param_hint="--metadata")
+    return name, value
+
+
+def _print_services(deployment: dict[str, Any]) -> None:
+    table(
+        ("SERVICE", "KIND", "REVISION", "HANDLERS"),
+        (
+            (
+                service["name"],
+                service["kind"],
+                f"{service['revision']}{'' if service['current'] else ' (superseded)'}",
+                ", ".join(handler["name"] for handler in service["handlers"]),
+            )
+            for service in deployment["services"]
+        ),
+        empty="It offers nothing.",
+    )
+
+
+@deployments.command("list")
+@admin_option
+@json_option
+def list_deployments(admin_url: str, as_json: bool) -> None:
+    """List deployments, newest first, with the invocations in flight on each."""
+    shown = client.admin(admin_url, "GET", "/deployments")
+    if as_json:
+        print_json(shown)
+        return
+    table(
+        ("ID", "URI", "SERVICES", "IN FLIGHT", "AGE"),
+        (
+            (
+                each["id"],
+                each["uri"],
+                ", ".join(f"{service['name']}{'' if service['current'] else '*'}" for service in each["services"]),
+                each["in_flight"],
+                age(each["created_at"]),
+            )
+            for each in shown["deployments"]
+        ),
+        empty="No deployments. Register one: holdfast deployments register http://127.0.0.1:9080",
+    )
+    if any(not service["current"] for each in shown["deployments"] for service in each["services"]):
+        click.echo("* a newer deployment offers it")
+
+
+@deployments.command()
+@click.argument("id_", metavar="ID")
+@admin_option
+@json_option
+def describe(id_: str, admin_url: str, as_json: bool) -> None:
+    """Show one deployment with its services and handlers."""
+    shown = client.admin(admin_url, "GET", client.path("deployments", id_))
+    if as_json:
+        print_json(shown)
+        return
+    fields(
+        (
+            ("id", shown["id"]),
+            ("uri", shown["uri"]),
+            ("in flight", shown["in_flight"]),
+            ("reached by", ", ".join(shown["modes"])),
+            ("sdk", shown["sdk"]),
+            ("created", shown["created_at"]),
+            *((f"  {name}", value) for name, value in shown["metadata"].items()),
+        )
+    )
+    _print_services(shown)
+
+
+@deployments.command()
+@click.argument("id_", metavar="ID")
+@click.option(
+    "--force", is_flag=True, help="Even if invocations run on it: they pause until they are resumed elsewhere."
+)
+@admin_option
+@json_option
+def remove(id_: str, force: bool, admin_url: str, as_json: bool) -> None:
+    """Remove a deployment that is drained: nothing runs on it, and newer ones offer its services."""
+    parameters = {"force": "true"} if force else None
+    shown = client.admin(admin_url, "DELETE", client.path("deployments", id_), parameters=parameters)
+    print_json(shown) if as_json else click.echo(f"Removed {id_}")
+
+
+@click.group()
+def services() -> None:
+    """Look at services: what can be called."""
+
+
+@services.command("list")
+@admin_option
+@json_option
+def list_services(admin_url: str, as_json: bool) -> None:
+    """List services as their newest deployment offers them."""
+    shown = client.admin(admin_url, "GET", "/services")
+    if as_json:
+        print_json(shown)
+        return
+    table(
+        ("NAME", "KIND", "HANDLERS", "ACTIVE", "REVISION", "DEPLOYMENT"),
+        (
+            (
+                each["name"],
+                each["kind"] + (" (private)" if each["private"] else ""),
+                ", ".join(each["handlers"]),
+                sum(count for status, count in each["invocations"].items() if status != "completed"),
+                each["revision"],
+                each["deployment"],
+            )
+            for each in shown["services"]
+        ),
+        empty="No services. Register a deployment: holdfast deployments register http://127.0.0.1:9080",
+    )
+
+
+@services.command("describe")
+@click.argument("name")
+@admin_option
+@json_option
+def describe_service(name: str, admin_url: str, as_json: bool) -> None:
+    """Show one service with its handlers and revisions."""
+    shown = client.admin(admin_url, "GET", client.path("services", name))
+    if as_json:
+        print_json(shown)
+        return
+    fields(
+        (
+            ("name", shown["name"]),
+            ("kind", shown["kind"]),
+            ("doc", shown["doc"]),
+            ("deployment", f"{shown['deployment']} at {shown['uri']}"),
+            ("revision", shown["revision"]),
+            ("now", ", ".join(f"{count} {status}" for status, count in shown["invocations"].items() if count)),
+            ("options", shown["options"]),
+        )
+    )
+    table(
+        ("HANDLER", "MODE", "DOC", "INPUT"),
+        (
+            (each["name"], each["mode"], each["doc"], each["input"]["schema"] or each["input"]["content_type"])
+            for each in shown["handlers"]
+        ),
+        empty="",
+    )

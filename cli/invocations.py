@@ -1,0 +1,261 @@
+"""`holdfast invocations ...`: what runs, why something does not, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from holdfast.cli import client
+from holdfast.cli.client import Failed
+from holdfast.cli.output import Function, admin_option, age, fields, json_option, print_json, size, table
+
+_FILTERS = ("status", "service", "handler", "key", "deployment", "older_than")
+
+
+def filters(command: Function) -> Function:
+    """The options that choose invocations."""
+    for option in reversed(
+        (
+            click.option(
+                "--status", help="One or more, separated by commas: running, suspended, paused, ..., or active."
+            ),
+            click.option("--service", help="Of this service."),
+            click.option("--handler", help="Of this handler."),
+            click.option("--key", help="Of this key of a virtual object or workflow."),
+            click.option("--deployment", help="Pinned to this deployment."),
+            click.option("--older-than", metavar="DURATION", help="Begun longer ago: 10m, 2h, 1d."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def invocations() -> None:
+    """Look at invocations, and cancel, kill, pause, resume, restart or purge them."""
+
+
+@invocations.command("list")
+@filters
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 100_000), help="At most this many.")
+@admin_option
+@json_option
+def list_invocations(limit: int, admin_url: str, as_json: bool, **chosen: str | None) -> None:
+    """List invocations that match every given option.
+
+    \b
+    holdfast invocations list --status active
+    holdfast invocations list --status paused,backing-off --service trips --older-than 10m
+    """
+    found: list[dict[str, Any]] = []
+    cursor: str | None = None
+    while True:
+        parameters = {**chosen, "limit": min(limit - len(found), 1000), "cursor": cursor}
+        page = client.admin(admin_url, "GET", "/invocations", parameters=parameters)
+        found += page["invocations"]
+        cursor = page["cursor"]
+        if cursor is None or len(found) >= limit:
+            break
+    if as_json:
+        print_json({"invocations": found, "more": cursor is not None})
+        return
+    table(
+        ("ID", "TARGET", "STATUS", "AGE", "STEPS", "FAILURES"),
+        (
+            (each["id"], _target(each), each["end"] or each["status"], age(each["created_at"]), each["steps"],
+             each["failures"] or None)
+            for each in found
+        ),
+        empty="No invocations match." if any(chosen.values()) else "No invocations.",
+    )  # fmt: skip
+    if cursor is not None:
+        click.echo(f"There are more than these {len(found)}: see --limit, or narrow the filter.", err=True)
+
+
+def _target(each: dict[str, Any]) -> str:
+    key = f"/{each['key']}" if each["key"] is not None else ""
+    return f"{each['service']}{key}/{each['handler']}"
+
+
+@invocations.command()
+@click.argument("id_", metavar="ID")
+@admin_option
+@json_option
+def describe(id_: str, admin_url: str, as_json: bool) -> None:
+    """Show one invocation: where it stands, why it is not running, and its steps."""
+    shown = client.admin(admin_url, "GET", client.path("invocations", id_))
+    journal = client.admin(admin_url, "GET", client.path("invocations", id_, "journal"))
+    if as_json:
+        print_json({**shown, "journal": journal["steps"], "journal_next": journal["next"]})
+        return
+    failure = shown["last_failure"]
+    caller = shown["called_by"]
+    fields(
+        (
+            ("id", shown["id"]),
+            ("target", _target(shown)),
+            ("status", shown["end"] or shown["status"]),
+            ("why not running", shown["why_not_running"] if shown["status"] != "completed" else None),
+            ("begun", f"{shown['created_at']} ({age(shown['created_at'])} ago)"),
+            ("in this status", age(shown["since"])),
+            ("attempts", shown["attempts"]),
+            (
+                "last failure",
+                f"{failure['message']} (attempt {failure['attempt']}, {failure['at']})" if failure else None,
+            ),
+            ("deployment", shown["deployment"]),
+            ("called by", f"{caller['id']}, step {caller['step']}" if caller else None),
+            ("steps copied from", shown["steps_copied_from"]),
+            ("idempotency key", shown["idempotency_key"]),
+            ("size", _sizes(shown)),
+            ("outcome", shown["outcome"]),
+        )
+    )
+    click.echo()
+    print_journal(journal)
+
+
+def _sizes(shown: dict[str, Any]) -> str:
+    journal = f"{size(shown['journal_bytes'])} of journal"
+    large = shown.get("large_values", 0)  # An older node does not say.
+    return f"{journal}, {size(shown['large_bytes'])} in {large} large values" if large else journal
+
+
+def print_journal(journal: dict[str, Any]) -> None:
+    table(
+        ("STEP", "OP", "WHAT", "OUTCOME"),
+        ((step["index"], step["op"], _what(step), _outcome(step)) for step in journal["steps"]),
+        empty="The journal is empty.",
+    )
+    if journal["next"] is not None:
+        click.echo(f"There are more: holdfast invocations journal --start {journal['next']}", err=True)
+
+
+def _what(step: dict[str, Any]) -> str:
+    argument = {name: value for name, value in step["argument"].items() if value not in (None, "", {})}
+    name = argument.pop("name", None)
+    if step["op"] in ("call", "send") and "service" in argument:
+        key = f"/{argument.pop('key')}" if "key" in argument else ""
+        name = f"{argument.pop('service')}{key}/{argument.pop('handler', '')}"
+    rest = ", ".join(f"{field} {_short(value)}" for field, value in argument.items())
+    return " ".join(part for part in (name, rest) if part)
+
+
+def _outcome(step: dict[str, Any]) -> str:
+    if step["abandoned"]:
+        return "abandoned"
+    outcome = step["outcome"]
+    if outcome is None:
+        return "" if step["completed_as"] or step["op"] in _WITHOUT_OUTCOME else "waiting"
+    if "failure" in outcome:
+        return f"failed: {outcome['failure']['message']}"
+    return _short(outcome["value"])
+
+
+_WITHOUT_OUTCOME = ("set", "clear", "clear_all", "send", "cancel", "resolve_awakeable")
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+@invocations.command()
+@click.argument("id_", metavar="ID")
+@click.option("--start", default=0, type=click.IntRange(0), help="The first step to show.")
+@admin_option
+@json_option
+def journal(id_: str, start: int, admin_url: str, as_json: bool) -> None:
+    """Show the steps of an invocation."""
+    shown = client.admin(admin_url, "GET", client.path("invocations", id_, "journal"), parameters={"start": start})
+    print_json(shown) if as_json else print_journal(shown)
+
+
+def _action(name: str, text: str, *options: Callable[[Any], Any]) -> None:
+    """One action, on the ids given, or on all that the filters choose."""
+
+    @filters
+    @click.option("--yes", "-y", is_flag=True, help="Do not ask before acting on all that match.")
+    @click.option(
+        "--limit", default=1000, show_default=True, type=click.IntRange(1, 100_000), help="At most this many."
+    )
+    @admin_option
+    @json_option
+    def command(
+        ids: tuple[str, ...], yes: bool, limit: int, admin_url: str, as_json: bool, **given: Any
+    ) -> None:  # fmt: skip
+        chosen = {field: given.pop(field) for field in _FILTERS}
+        extra = {field: value for field, value in given.items() if value is not None}
+        if ids and any(chosen.values()):
+            raise click.UsageError("give ids or a filter, not both")
+        if not ids and not any(chosen.values()):
+            raise click.UsageError(f"which ones? Give ids, or a filter: --{', --'.join(_FILTERS).replace('_', '-')}")
+        if ids:
+            _on_each(name, ids, extra, admin_url, as_json=as_json)
+        else:
+            _on_all(name, chosen, extra, limit, admin_url, yes=yes, as_json=as_json)
+
+    command.__doc__ = text
+    for option in options:
+        command = option(command)
+    command = click.argument("ids", metavar="[ID]...", nargs=-1)(command)
+    invocations.command(name)(command)
+
+
+def _on_each(name: str, ids: tuple[str, ...], extra: dict[str, Any], admin_url: str, *, as_json: bool) -> None:
+    done, failed = [], False
+    for id_ in ids:
+        try:
+            answer = client.admin(admin_url, "POST", client.path("invocations", id_, name), parameters=extra)
+        except Failed as error:
+            failed = True
+            if as_json:
+                done.append({"id": id_, "error": error.message})
+            else:
+                Failed(f"{id_}: {error.message}", error.hint, error.details).show()
+            continue
+        done.append(answer)
+        if not as_json:
+            new = f" as {answer['new_id']}" if "new_id" in answer else ""
+            more = f" ({answer['message']})" if answer.get("message") else ""
+            click.echo(f"{answer['status']} {id_}{new}{more}")
+    if as_json:
+        print_json(done)
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+def _on_all(
+    name: str, chosen: dict[str, Any], extra: dict[str, Any], limit: int, admin_url: str, *, yes: bool, as_json: bool
+) -> None:
+    words = ", ".join(f"{field.replace('_', ' ')} {value}" for field, value in chosen.items() if value)
+    if not yes:
+        click.confirm(f"{name.capitalize()} all invocations with {words}?", abort=True)
+    answer = client.admin(
+        admin_url, "POST", client.path("invocations", name), parameters={**chosen, **extra, "limit": limit}
+    )
+    if as_json:
+        print_json(answer)
+        return
+    click.echo(f"{name}: {answer['done']} of {answer['matched']} done, {answer['unchanged']} already so")
+    for reason, count in answer["reasons"].items():
+        click.echo(f"  {count} not: {reason}")
+    if answer["more"]:
+        click.echo(f"There may be more than these {limit}: run it again.")
+
+
+_to = click.option("--to", metavar="DEPLOYMENT", help="Go on at this deployment; `newest` is where new ones go.")
+_step = click.option("--step", type=click.IntRange(0), help="Keep the steps before this one; 0 keeps only the input.")
+
+_action(
+    "cancel",
+    "Cancel: whatever the code waits for fails as cancelled, so that it can undo what it did; its calls too.",
+)
+_action("kill", "Kill: end it now, without asking the code; its calls too. Nothing is undone.")
+_action("pause", "Pause: stop the running attempt, and start no other until it is resumed.")
+_action("resume", "Resume what is paused or backing off, now.", _to)
+_action("restart", "Restart what is completed, as a new invocation with the same input.", _step, _to)
+_action("purge", "Purge what is completed: forget its record, journal and outcome.")

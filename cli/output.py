@@ -1,0 +1,112 @@
+"""What a command prints: tables for eyes, JSON for scripts; and the options that all commands share."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.cli.client import ADMIN_URL, INGRESS_URL
+from holdfast.cluster.durations import format_duration_ms
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+admin_option = click.option(
+    "--admin-url",
+    envvar="HOLDFAST_ADMIN_URL",
+    default=ADMIN_URL,
+    show_default=True,
+    help="The admin API of any node. Also HOLDFAST_ADMIN_URL.",
+)
+ingress_option = click.option(
+    "--ingress-url",
+    envvar="HOLDFAST_INGRESS_URL",
+    default=INGRESS_URL,
+    show_default=True,
+    help="The ingress of any node. Also HOLDFAST_INGRESS_URL.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+
+_COLOURS = {
+    "running": "green",
+    "suspended": "cyan",
+    "backing-off": "yellow",
+    "paused": "red",
+    "queued": "blue",
+    "scheduled": "blue",
+    "succeeded": "green",
+    "failed": "red",
+    "killed": "red",
+    "cancelled": "yellow",
+}
+
+
+def console() -> Console:
+    """Made when it is used, so that it writes to what stdout is then. Wide if nobody looks: grep wants whole lines."""
+    wide = None if sys.stdout.isatty() else 240
+    return Console(highlight=False, soft_wrap=False, width=wide, emoji=False, markup=True)
+
+
+def size(count: int) -> str:
+    """For eyes: 20.0 MiB."""
+    if count < 1024:
+        return f"{count} bytes"
+    for unit in ("KiB", "MiB"):
+        if count < 1024 * 1024:
+            return f"{count / 1024:.1f} {unit}"
+        count //= 1024
+    return f"{count / 1024:.1f} GiB"
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[Any]], *, empty: str) -> None:
+    made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        made.add_column(column, overflow="fold", no_wrap=column in ("ID", "STATUS", "AGE"))
+    count = 0
+    for row in rows:
+        made.add_row(*(_cell(cell) for cell in row))
+        count += 1
+    if count:
+        console().print(made)
+    else:
+        click.echo(empty)
+
+
+def fields(rows: Iterable[tuple[str, Any]]) -> None:
+    """Name and value, one per line; what is nothing is left out."""
+    made = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in rows:
+        if value is not None and value != "" and value != {} and value != []:
+            made.add_row(name, _cell(value))
+    console().print(made)
+
+
+def _cell(value: Any) -> str:
+    from rich.markup import escape
+
+    text = "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    colour = _COLOURS.get(text)
+    return f"[{colour}]{text}[/]" if colour else escape(text)
+
+
+def age(text: str | None) -> str:
+    """How long ago a time of the API was."""
+    if text is None:
+        return ""
+    try:
+        then = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    return format_duration_ms(max(int((datetime.now(UTC) - then).total_seconds() * 1000), 0))

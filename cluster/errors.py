@@ -1,0 +1,215 @@
+"""Circumstances: what can stand between a request and its answer, and what HTTP calls it.
+
+One small tree, mapped to HTTP here and nowhere else. A circumstance is not a bug (that is an assert) and not a business
+failure (that is a value in the journal). Its text is for the person who sent the request: it says what is wrong, and its
+hint says what to do about it. Errors of other rooms are translated by `circumstance`, at the edge.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar, Final
+
+from holdfast.log import errors as log_errors
+from holdfast.sdk.protocol import Failure
+from holdfast.statemachine.effects import Result
+
+NOT_READY: Final = (
+    470  # Not a status of the standard: "the outcome is not there yet" must not look like an error of ours.
+)
+
+
+class Circumstance(Exception):
+    """`retryable`: the same request may succeed later, and sending it again cannot do harm."""
+
+    status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+    hint: str | None = None
+    retry_after_s: int | None = None
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        if hint is not None:
+            self.hint = hint
+
+
+class BadRequest(Circumstance):
+    """The request itself is wrong; it will be wrong tomorrow."""
+
+    status = 400
+
+
+class BadManifest(BadRequest):
+    """What an endpoint says about itself cannot be registered. `path` is the place inside the manifest."""
+
+    def __init__(self, path: str, message: str, hint: str | None = None) -> None:
+        super().__init__(f"the manifest is wrong at {path}: {message}", hint)
+        self.path = path
+
+
+class Unauthorized(Circumstance):
+    status = 401
+
+
+class Forbidden(Circumstance):
+    status = 403
+
+
+class NotFound(Circumstance):
+    status = 404
+
+
+class UnknownService(NotFound):
+    pass
+
+
+class UnknownHandler(NotFound):
+    pass
+
+
+class UnknownInvocation(NotFound):
+    hint = "it never existed here, or its record was removed after its retention"
+
+
+class WrongMethod(Circumstance):
+    status = 405
+
+    def __init__(self, allowed: str, message: str) -> None:
+        super().__init__(message, f"use {allowed}")
+        self.allowed = allowed
+
+
+class TooSlow(Circumstance):
+    status = 408
+
+
+class Conflict(Circumstance):
+    """The state of things does not allow it. `details` are sentences, one per reason."""
+
+    status = 409
+
+    def __init__(self, message: str, hint: str | None = None, details: tuple[str, ...] = ()) -> None:
+        super().__init__(message, hint)
+        self.details = details
+
+
+class TooLarge(Circumstance):
+    status = 413
+
+
+class UnsupportedEncoding(Circumstance):
+    status = 415
+
+
+class NotReady(Circumstance):
+    """The invocation has no outcome yet."""
+
+    status = NOT_READY
+    retryable = True
+
+
+class Overloaded(Circumstance):
+    """A bound of this node was reached. Nothing was accepted."""
+
+    status = 429
+    retryable = True
+    retry_after_s = 1
+    hint = "nothing was accepted; send the request again after the time in Retry-After"
+
+
+class EndpointFailed(Circumstance):
+    """An endpoint could not be asked, or gave no usable answer."""
+
+    status = 502
+    retryable = True
+
+
+class Unavailable(Circumstance):
+    """The part of the cluster that must answer cannot do so now. Nothing was accepted."""
+
+    status = 503
+    retryable = True
+    retry_after_s = 1
+    hint = "send the request again after the time in Retry-After; with an Idempotency-Key it cannot run twice"
+
+
+class Uncertain(Unavailable):
+    """The request may have been accepted, or not: its answer was lost. The same id finds it, if it was."""
+
+    hint = (
+        "it may have been accepted: send it again with the same Idempotency-Key, or attach to the id in x-holdfast-id"
+    )
+
+
+class Full(Circumstance):
+    """A bound on what is stored was reached."""
+
+    status = 507
+
+
+class Stopping(Unavailable):
+    """This node is shutting down."""
+
+    hint = "another node answers, or this one when it is back"
+
+
+class Internal(Circumstance):
+    """We are wrong. The cause is in the log of the node."""
+
+    hint = "this is a defect of Holdfast: the node's log has the cause"
+
+
+def circumstance(error: BaseException) -> Circumstance | None:
+    """The circumstance that an error of another room amounts to; None: it is none, but a bug."""
+    match error:
+        case Circumstance():
+            return error
+        case log_errors.TooLarge():
+            return TooLarge(str(error), "send less, or put large values into a blob store and send their address")
+        case log_errors.Overloaded():
+            return Overloaded(str(error))
+        case log_errors.NoRoomHere():
+            return Unavailable(
+                f"the disks of the cluster are full: {error}",
+                "free space on them, or give them more; it heals by itself",
+            )
+        case log_errors.NoRoom():
+            return Unavailable(str(error), "make room, as the message says; it heals by itself")
+        case log_errors.OutcomeUnknown():
+            return Uncertain(str(error))
+        case log_errors.ProposalError() if error.retryable:
+            return Unavailable(str(error))
+        case TimeoutError():
+            return Uncertain("no answer from the partition's leader in time")
+        case _:
+            return None
+
+
+def check(result: Result) -> Result:
+    """A result as the state machine gave it, if the command took effect or was already so; else its circumstance."""
+    match result.code:
+        case 0 | 200:
+            return result
+        case 404:
+            raise UnknownInvocation(result.message or "there is no such invocation")
+        case 409:
+            raise Conflict(result.message or "its state does not allow it")
+        case 413:
+            raise TooLarge(result.message or "too large")
+        case 507:
+            raise Full(result.message or "a bound was reached")
+        case 503:
+            raise Unavailable(result.message or "the partition's leader is changing")
+        case _:
+            raise BadRequest(result.message or f"refused with code {result.code}")
+
+
+def error_body(code: int, message: str, *, source: str, hint: str | None) -> bytes:
+    """The one shape of an error, everywhere."""
+    return json.dumps({"code": code, "message": message, "source": source, "hint": hint}).encode()
+
+
+def status_of(failure: Failure) -> int:
+    """A terminal error keeps its code, if HTTP calls that an error."""
+    return failure.code if 400 <= failure.code <= 599 else 500

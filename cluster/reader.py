@@ -1,0 +1,335 @@
+"""What the partitions of this node know, put together: for ingress and admin, read only.
+
+A reader looks at one consistent view per partition and never holds it over an await. Whatever may be long is read in slices
+with turns of the loop between them, so that a curious operator does not hold up the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, NamedTuple, Protocol
+
+from holdfast.cluster.errors import BadRequest, NotFound
+from holdfast.cluster.ingress import Found
+from holdfast.cluster.rpc import Refused
+from holdfast.log.errors import NotHosted, ProposalError
+from holdfast.log.messages import APP_BYTES_MAX
+from holdfast.sdk.protocol import InvocationId, Step, partition_key, partition_of, unpack_step
+from holdfast.statemachine import queries, refs
+from holdfast.statemachine.blobs import chunks_of
+from holdfast.statemachine.commands import Ref
+from holdfast.statemachine.effects import Status
+from holdfast.statemachine.queries import FailedAttempt, Filter, ServiceStatistics, Statistics
+from holdfast.statemachine.records import (
+    Invocation,
+    Object,
+    pack_invocation,
+    pack_object,
+    unpack_invocation,
+    unpack_object,
+)
+from holdfast.statemachine.txn import ReadTxn
+
+SLICES_MAX: Final = 20  # of one page: a filter that finds little gives a short page and a cursor
+STATE_BYTES_MAX: Final = APP_BYTES_MAX // 2  # of one key, shown at once; a peer's answer must hold it
+SLICE_CHUNKS: Final = 8  # of a large value, read at once
+
+
+class PartitionState(Protocol):
+    def read(self) -> AbstractContextManager[ReadTxn]: ...
+
+
+class Led(Protocol):
+    @property
+    def is_leader(self) -> bool: ...
+
+
+class Partition(Protocol):
+    """As `cluster.partition.Partition` offers it."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def state(self) -> PartitionState: ...
+
+    @property
+    def group(self) -> Led: ...
+
+
+class Description(NamedTuple):
+    record: Invocation
+    why_not_running: str
+    last_failure: FailedAttempt | None
+    outcome: list[Any] | None
+
+
+class Page(NamedTuple):
+    records: list[Invocation]
+    cursor: str | None  # None: there is no more
+
+
+class Keyed(NamedTuple):
+    """One virtual object or workflow."""
+
+    record: Object | None
+    state: dict[str, bytes]
+    complete: bool
+
+
+class Reader:
+    """Questions about one invocation or key see all that was acknowledged before (`fresh` makes sure), and so does
+    `in_flight`. Lists and figures are what a replica has.
+
+    A partition that is not on this node is read on one that has it: the same question, asked there (`serve`).
+    """
+
+    def __init__(
+        self,
+        count: int,
+        hosted: Mapping[int, Partition],
+        *,
+        fresh: Callable[[int], Awaitable[None]],
+        elsewhere: Callable[[int, str, Any], Awaitable[Any]],
+    ) -> None:
+        self.count = count
+        self._hosted = hosted
+        self._fresh = fresh
+        self._elsewhere = elsewhere
+
+    async def _ask(self, number: int, question: str, *arguments: Any, fresh: bool = True) -> Any:
+        if number not in self._hosted:
+            packed = await self._elsewhere(number, "read", (number, question, arguments, fresh))
+            return _QUESTIONS[question].unpack(packed) if packed is not None else None
+        return await self._answer(number, question, arguments, fresh=fresh)
+
+    async def _answer(self, number: int, question: str, arguments: Sequence[Any], *, fresh: bool) -> Any:
+        if fresh:
+            await self._fresh(number)
+        partition = self._hosted.get(number)
+        if partition is None:
+            raise NotHosted(f"partition {number} moved away")
+        with partition.state.read() as txn:
+            return _QUESTIONS[question].answer(txn, *arguments)
+
+    async def serve(self, peer: str, argument: Any) -> Any:
+        """A question of a node that has no replica."""
+        number, question, arguments, fresh = argument
+        if number not in self._hosted or question not in _QUESTIONS:
+            raise Refused("NotHosted", f"partition {number} is not here")
+        try:
+            answer = await self._answer(number, question, arguments, fresh=fresh)
+        except ProposalError as error:
+            raise Refused(type(error).__name__, str(error)) from None
+        return _QUESTIONS[question].pack(answer) if answer is not None else None
+
+    async def lookup(self, id_: InvocationId) -> Found | None:
+        found: Found | None = await self._ask(partition_of(id_, self.count), "lookup", id_)
+        return found
+
+    async def completed(self, number: int, ids: list[bytes]) -> list[tuple[bytes, list[Any]]]:
+        """Which of these have an outcome."""
+        found: list[tuple[bytes, list[Any]]] = await self._ask(number, "completed", ids)
+        return found
+
+    async def value(self, id_: bytes, ref: Ref) -> bytes:
+        """A large value of the partition of `id_`, in slices. Whoever was told of it may be ahead of the replica here."""
+        number = partition_of(id_, self.count)
+        slices: list[bytes] = []
+        for first in range(0, chunks_of(refs.stored_size(ref.data)), SLICE_CHUNKS):
+            found = await self._ask(number, "blob", ref.data, first, fresh=False)
+            if found is None:
+                found = await self._ask(number, "blob", ref.data, first)
+            if found is None:
+                raise NotFound("the value is no longer kept")
+            slices.append(found)
+            await asyncio.sleep(0)
+        return refs.restored(ref, b"".join(slices))
+
+    async def describe(self, id_: InvocationId) -> Description | None:
+        found: Description | None = await self._ask(partition_of(id_, self.count), "describe", id_)
+        return found
+
+    async def journal(self, id_: InvocationId, start: int, limit: int) -> list[Step] | None:
+        """None: there is no such invocation."""
+        steps = await self._ask(partition_of(id_, self.count), "journal", id_, start, limit)
+        return [unpack_step(raw) for raw in steps] if steps is not None else None
+
+    async def page(self, wanted: Filter, cursor: str | None, limit: int) -> Page:
+        """A page of what matches, newest first within it."""
+        number, after = _parse_cursor(cursor, self.count)
+        if wanted.service is not None and wanted.key is not None:
+            # All invocations of a key live in one partition.
+            only = partition_of(partition_key(wanted.service, wanted.key), self.count)
+            if number < only:
+                number, after = only, b""
+            last = only
+        else:
+            last = self.count - 1
+        found: list[Invocation] = []
+        for _ in range(SLICES_MAX):
+            if number > last:
+                break
+            records, more = await self._ask(number, "slice", tuple(wanted), after, limit - len(found), fresh=False)
+            found += records
+            number, after = (number, more) if more is not None else (number + 1, b"")
+            if len(found) >= limit:
+                break
+            await asyncio.sleep(0)
+        found.sort(key=lambda record: (-record.created_ms, record.id))
+        return Page(found, None if number > last else _format_cursor(number, after))
+
+    async def keyed(self, service: str, key: str) -> Keyed:
+        keyed: Keyed = await self._ask(partition_of(partition_key(service, key), self.count), "keyed", service, key)
+        return keyed
+
+    async def statistics(self, *, fresh: bool = False) -> Statistics:
+        """Of all partitions together."""
+        return add_statistics([await self._ask(number, "statistics", fresh=fresh) for number in range(self.count)])
+
+    async def statistics_here(self) -> Statistics:
+        """Of the partitions that this node leads: so the nodes' figures add up to the cluster's."""
+        led = [number for number, partition in self._hosted.items() if partition.group.is_leader]
+        return add_statistics([await self._answer(number, "statistics", (), fresh=False) for number in led])
+
+    async def in_flight(self, deployment: str) -> int:
+        """How many invocations are pinned to a deployment and not completed."""
+        return (await self.statistics(fresh=True)).deployments.get(deployment, 0)
+
+
+# -- the questions: what is read in one view of one partition, and how an answer travels -------------------------------
+
+
+def _lookup(txn: ReadTxn, id_: bytes) -> Found | None:
+    record = queries.load(txn, id_)
+    if record is None:
+        return None
+    outcome = queries.outcome(txn, id_) if record.status == Status.COMPLETED else None
+    return Found(outcome, record.service, record.handler, record.deployment)
+
+
+def _completed(txn: ReadTxn, ids: list[bytes]) -> list[tuple[bytes, list[Any]]]:
+    found = [(invocation, queries.outcome(txn, invocation)) for invocation in ids]
+    return [(invocation, outcome) for invocation, outcome in found if outcome is not None]
+
+
+def _blob(txn: ReadTxn, blob: bytes, first: int) -> bytes | None:
+    last = min(first + SLICE_CHUNKS, chunks_of(refs.stored_size(blob)))
+    try:
+        return b"".join([queries.chunk(txn, blob, index) for index in range(first, last)])
+    except queries.Gone:
+        return None
+
+
+def _describe(txn: ReadTxn, id_: bytes) -> Description | None:
+    record = queries.load(txn, id_)
+    if record is None:
+        return None
+    return Description(
+        record,
+        queries.why_not_running(txn, id_),
+        queries.last_failure(txn, id_),
+        queries.outcome(txn, id_) if record.status == Status.COMPLETED else None,
+    )
+
+
+def _journal(txn: ReadTxn, id_: bytes, start: int, limit: int) -> list[bytes] | None:
+    return queries.journal(txn, id_, start, limit) if queries.load(txn, id_) is not None else None
+
+
+def _slice(txn: ReadTxn, wanted: Sequence[Any], after: bytes, limit: int) -> tuple[list[Invocation], bytes | None]:
+    return queries.list_invocations(txn, Filter(*wanted), after, limit)
+
+
+def _keyed(txn: ReadTxn, service: str, key: str) -> Keyed:
+    record = queries.load_object(txn, service, key)
+    if record is None:
+        return Keyed(None, {}, True)
+    return Keyed(record, *queries.eager_state(txn, record.id, STATE_BYTES_MAX))
+
+
+def _pack_record(record: Invocation) -> tuple[bytes, bytes]:
+    return record.id, pack_invocation(record)
+
+
+def _unpack_description(row: Any) -> Description:
+    record, why, failure, outcome = row
+    return Description(
+        unpack_invocation(*record), why, FailedAttempt(*failure) if failure is not None else None, outcome
+    )
+
+
+def _unpack_statistics(row: Any) -> Statistics:
+    services, *rest = row
+    return Statistics({name: ServiceStatistics(*figures) for name, figures in services.items()}, *rest)
+
+
+class _Question(NamedTuple):
+    answer: Callable[..., Any]
+    pack: Callable[[Any], Any] = lambda answer: answer
+    unpack: Callable[[Any], Any] = lambda row: row
+
+
+_QUESTIONS: Final = {
+    "lookup": _Question(_lookup, unpack=lambda row: Found(*row)),
+    "completed": _Question(_completed, unpack=lambda row: [(id_, outcome) for id_, outcome in row]),
+    "blob": _Question(_blob),
+    "describe": _Question(_describe, lambda it: (_pack_record(it.record), *it[1:]), _unpack_description),
+    "journal": _Question(_journal),
+    "slice": _Question(
+        _slice,
+        lambda it: ([_pack_record(record) for record in it[0]], it[1]),
+        lambda row: ([unpack_invocation(*record) for record in row[0]], row[1]),
+    ),
+    "keyed": _Question(
+        _keyed,
+        lambda it: ((it.record.id, pack_object(it.record)) if it.record is not None else None, *it[1:]),
+        lambda row: Keyed(unpack_object(*row[0]) if row[0] is not None else None, *row[1:]),
+    ),
+    "statistics": _Question(queries.statistics, unpack=_unpack_statistics),
+}
+
+
+def add_statistics(each: Sequence[Statistics]) -> Statistics:
+    services: dict[str, ServiceStatistics] = {}
+    deployments: Counter[str] = Counter()
+    for one in each:
+        deployments.update(one.deployments)
+        for name, figures in one.services.items():
+            known = services.get(name)
+            if known is None:
+                services[name] = figures
+                continue
+            by_status = {status: known.by_status[status] + count for status, count in figures.by_status.items()}
+            totals = [mine + theirs for mine, theirs in zip(known[1:], figures[1:], strict=True)]
+            services[name] = ServiceStatistics(by_status, *totals)
+    return Statistics(
+        services,
+        dict(deployments),
+        sum(one.completed for one in each),
+        sum(one.completed_bytes for one in each),
+        sum(one.blobs for one in each),
+        sum(one.blob_bytes for one in each),
+    )
+
+
+def _format_cursor(number: int, after: bytes) -> str:
+    return base64.urlsafe_b64encode(number.to_bytes(4, "big") + after).decode().rstrip("=")
+
+
+def _parse_cursor(cursor: str | None, partitions: int) -> tuple[int, bytes]:
+    if cursor is None:
+        return 0, b""
+    try:
+        raw = base64.b64decode(cursor.encode() + b"=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, UnicodeEncodeError):
+        raw = b""
+    number = int.from_bytes(raw[:4], "big")
+    if len(raw) < 4 or len(raw) > 64 or number >= partitions:
+        raise BadRequest("this is not a cursor", "use the one of the page before, as it is")
+    return number, raw[4:]

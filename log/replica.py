@@ -1,0 +1,494 @@
+"""One group on one node: its log, the engine of its present epoch, its state machine, and who waits for what.
+
+It turns proposals of one turn into one entry, hands committed entries to the machine in order and exactly once, answers
+those who wait, and follows the group from epoch to epoch. An epoch ends with a *seal*: an entry that names the next members.
+It commits only when a majority of the old members and a majority of the new ones hold it, nothing of the old epoch
+after it ever takes effect, and each node that applies it (or is shown proof of it) goes on in the next epoch with the same log.
+
+No I/O, no clock: the host drives it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import msgpack
+
+from holdfast.log.engine import ROLE_NAMES, Engine, Limits, Snapshot, Timing, decode_seal, encode_seal
+from holdfast.log.errors import (
+    BadChange,
+    Corrupt,
+    NoSpace,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    ProposalError,
+    Superseded,
+    TooLarge,
+)
+from holdfast.log.journal import Configuration, GroupLog
+from holdfast.log.messages import COMMANDS, SEAL, Config, GroupId, NodeId
+
+if TYPE_CHECKING:
+    from random import Random
+
+_COMMANDS: Final = bytes([COMMANDS])
+_pack = msgpack.Packer(autoreset=True).pack  # One for all: making a packer costs more than packing.
+#: A learner this close to the end of the log no longer holds up a change of members.
+LEARNER_LAG_MAX: Final = 64
+#: Between two tries of a machine whose disk is full.
+STALLED_S: Final = 0.2
+
+
+class Committed(NamedTuple):
+    """A committed entry. No-ops and seals have no commands, and are handed over all the same: no index is skipped."""
+
+    index: int  # type: ignore[assignment]
+    term: int
+    commands: Sequence[bytes]
+
+
+class Machine(Protocol):
+    """What a group replicates. `apply` is total: an exception from it stops the node, but for `NoSpace`."""
+
+    @property
+    def applied(self) -> tuple[int, int]:
+        """(index, term) of the newest entry in the state, stored with it."""
+
+    def apply(self, entries: Sequence[Committed]) -> None:
+        """All of them, or `NoSpace` and none of them: then they come again, until there is room."""
+
+    def snapshot(self) -> Snapshot | None:
+        """The newest durable snapshot, for followers that fell behind the log."""
+
+
+class Done(NamedTuple):
+    """Those who wait for `index` can go on: it is committed and applied."""
+
+    waiting: list[object]
+    index: int  # type: ignore[assignment]
+
+
+class Failed(NamedTuple):
+    waiting: list[object]
+    error: ProposalError
+
+
+class SnapshotWanted(NamedTuple):
+    """The state at (index, term) has to be fetched from `peer`, then installed."""
+
+    group: GroupId
+    peer: NodeId
+    index: int  # type: ignore[assignment]
+    term: int
+    detail: bytes
+
+
+class Status(NamedTuple):
+    group: GroupId
+    epoch: int
+    members: tuple[NodeId, ...]
+    role: str
+    term: int
+    leader: NodeId | None
+    commit: int
+    applied: int
+    last: int
+    base: int
+    match: dict[NodeId, int]
+
+
+def config_message(configuration: Configuration) -> Config:
+    return Config(configuration.members, configuration.seed_index, configuration.seed_term)
+
+
+class Change(NamedTuple):
+    """Of the members, under way."""
+
+    next_members: tuple[NodeId, ...]
+    deadline: float
+    waiting: object
+    may_seal: Callable[[], bool]
+
+
+class Replica:
+    def __init__(
+        self,
+        *,
+        node: NodeId,
+        log: GroupLog,
+        machine: Machine,
+        timing: Timing,
+        limits: Limits,
+        rng: Random,
+        now: float,
+        connected: frozenset[NodeId],
+    ) -> None:
+        self.node = node
+        self.log = log
+        self.group = log.group
+        self.machine = machine
+        self.results: list[Done | Failed] = []
+        self.role_changed = False
+        self.stalled: str | None = None  # Why what is committed cannot be applied now.
+        self._apply_at = 0.0  # While stalled: not before.
+        self._timing, self._limits, self._rng = timing, limits, rng
+        self._proposals: list[bytes] = []
+        self._proposers: list[object] = []  # Who waits for each of them.
+        self._proposed_bytes = 0
+        self._waiters: deque[tuple[int, int, list[object]]] = deque()  # (index, term, who), ascending
+        self._reads: list[tuple[int, object]] = []
+        self._change: Change | None = None
+        self._match_machine()
+        # A group of one has nobody to wait for.
+        alone = log.configuration.members == (node,)
+        self.engine = self._new_engine(now, connected, lead_at_once=alone)
+        self._seen_role = (self.engine.role_changes, self.epoch)
+        if self.engine.seal_index is not None and self.engine.seal_index <= log.commit:
+            self._enter_sealed(
+                self.engine.seal_index
+            )  # We stopped between applying the seal and storing the new epoch.
+
+    def _match_machine(self) -> None:
+        """The state's own applied index decides where to go on; what it contains is committed."""
+        index, term = self.machine.applied
+        log = self.log
+        if index < log.base_index:
+            raise Corrupt(
+                str(getattr(self.machine, "path", "the state machine")),
+                f"the state ends at entry {index}, but the log begins behind {log.base_index}",
+                group=self.group,
+                index=index,
+            )
+        if index <= log.commit and log.term_of(index) != term:
+            raise Corrupt(
+                str(getattr(self.machine, "path", "the state machine")),
+                f"the state ends at entry {index} of term {term}, but in the log it is of term {log.term_of(index)}",
+                group=self.group,
+                index=index,
+            )
+        if index > log.commit:
+            if log.term_of(index) == term:
+                log.set_commit(index)
+            else:
+                log.reset(index, term)  # We stopped between installing a snapshot and rebasing the log.
+        self.applied = index
+
+    def _new_engine(self, now: float, connected: frozenset[NodeId], *, lead_at_once: bool) -> Engine:
+        return Engine(
+            node=self.node,
+            members=self.log.configuration.members,
+            log=self.log,
+            timing=self._timing,
+            limits=self._limits,
+            rng=self._rng,
+            now=now,
+            connected=connected,
+            newest_snapshot=self.machine.snapshot,
+            lead_at_once=lead_at_once,
+        )
+
+    @property
+    def epoch(self) -> int:
+        return self.log.configuration.epoch
+
+    @property
+    def config_message(self) -> Config:
+        return config_message(self.log.configuration)
+
+    @property
+    def is_left_over(self) -> bool:
+        """Whether the group can do without our log: we are no member of its epoch, and hold no seal that could make us
+        one. What we acknowledged of such a seal counts for the majority of its successor."""
+        return not self.engine.is_member and self.engine.seal_index is None
+
+    def status(self) -> Status:
+        engine, log = self.engine, self.log
+        match = {peer: progress.match for peer, progress in engine.progress.items()}
+        role = ROLE_NAMES[engine.role] if engine.is_member else "learner"
+        return Status(
+            self.group, self.epoch, engine.members, role, engine.term, engine.leader,
+            engine.commit, self.applied, log.last_index, log.base_index, match,
+        )  # fmt: skip
+
+    # -- the door ----------------------------------------------------------------------------------------------------
+
+    def propose(self, command: bytes, waiting: object) -> None:
+        """Queue a command for this turn's entry. The answer comes through `results`."""
+        if len(command) > self._limits.command_bytes_max:
+            error = TooLarge(f"a command of {len(command)} bytes; at most {self._limits.command_bytes_max} are allowed")
+            self.results.append(Failed([waiting], error))
+        elif len(self._proposals) >= self._limits.proposals_max:
+            self.results.append(Failed([waiting], Overloaded("too many proposals in one turn")))
+        else:
+            self._proposals.append(command)
+            self._proposers.append(waiting)
+            self._proposed_bytes += len(command)
+
+    def read(self, waiting: object) -> None:
+        """Answered with an index when this node has applied everything acknowledged before now."""
+        self.engine.read_index(waiting)
+
+    def flush(self, no_room: ProposalError | None) -> None:
+        """The proposals of this turn become one entry (or a few, when they are large)."""
+        if self._proposals:
+            proposals, self._proposals = self._proposals, []
+            proposers, self._proposers = self._proposers, []
+            fits = self._proposed_bytes <= self._limits.entry_bytes_max
+            self._proposed_bytes = 0
+            if fits:
+                self._propose(proposals, proposers, no_room)
+            else:
+                self._propose_in_parts(proposals, proposers, no_room)
+        if self._change is not None:
+            self._maybe_seal()
+        self.engine.flush()
+
+    def _propose_in_parts(self, proposals: list[bytes], waiting: list[object], no_room: ProposalError | None) -> None:
+        size, first = 0, 0
+        for offset, command in enumerate(proposals):
+            if size + len(command) > self._limits.entry_bytes_max and offset > first:
+                self._propose(proposals[first:offset], waiting[first:offset], no_room)
+                size, first = 0, offset
+            size += len(command)
+        self._propose(proposals[first:], waiting[first:], no_room)
+
+    def _propose(self, proposals: list[bytes], waiting: list[object], no_room: ProposalError | None) -> None:
+        engine = self.engine
+        refusal = engine.refusal() or no_room
+        if refusal is not None:
+            self.results.append(Failed(waiting, refusal))
+            return
+        index = engine.propose(_COMMANDS + _pack(proposals))
+        self._waiters.append((index, engine.term, waiting))
+
+    # -- changing members ----------------------------------------------------------------------------------------------
+
+    def change_members(
+        self,
+        next_members: tuple[NodeId, ...],
+        deadline: float,
+        waiting: object,
+        may_seal: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Add, remove or replace one member. Answered when the group has ended and its successor owns the log.
+
+        `may_seal` is asked when all is ready, and again with every turn of the group until it agrees: for whoever has to
+        come to a rest before the term ends.
+        """
+        next_members = tuple(sorted(next_members))
+        now, after = set(self.engine.members), set(next_members)
+        refusal: ProposalError | None = self.engine.refusal()
+        if refusal is None and self._change is not None:
+            refusal = BadChange("another change of members is under way")
+        if refusal is None and (not after or now == after or len(after - now) > 1 or len(now - after) > 1):
+            refusal = BadChange("a change adds, removes or replaces one member")
+        if refusal is not None:
+            self.results.append(Failed([waiting], refusal))
+            return
+        self._change = Change(next_members, deadline, waiting, may_seal)
+        self.engine.add_learners(next_members)
+
+    def _maybe_seal(self) -> None:
+        """Seal once the newcomer has caught up and a majority of the successor answers."""
+        assert self._change is not None
+        next_members, deadline, waiting, may_seal = self._change
+        engine = self.engine
+        if engine.refusal() is not None or engine.now > deadline:
+            late = BadChange("the new member did not catch up in time; the group is unchanged")
+            self.results.append(Failed([waiting], engine.refusal() or late))
+            self._change = None
+            engine.add_learners(())
+            return
+        since = engine.now - self._timing.quorum
+        near = engine.log.last_index - LEARNER_LAG_MAX
+        ready = [
+            member == self.node
+            or (engine.progress[member].contact >= since and engine.progress[member].match >= max(near, 1))
+            for member in next_members
+        ]
+        learners_ready = all(
+            is_ready for member, is_ready in zip(next_members, ready, strict=True) if member in engine.learners
+        )
+        if engine.term_committed and learners_ready and 2 * sum(ready) > len(next_members) and may_seal():
+            index = engine.seal(next_members, encode_seal(self.epoch + 1, next_members))
+            self._waiters.append((index, engine.term, [waiting]))
+            self._change = None
+
+    def learn_epoch(self, epoch: int, config: Config, now: float, connected: frozenset[NodeId]) -> None:
+        """A peer proves by a later epoch that ours was sealed at (seed_index, seed_term)."""
+        assert epoch > self.epoch
+        seed_index, seed_term = config.seed_index, config.seed_term
+        if self.log.term_of(seed_index) == seed_term:
+            self.engine.know_committed(seed_index)
+        else:
+            # Our tail may contradict the sealed log, and with it we could look newer than who owns that log.
+            if self.log.last_index > self.engine.commit:
+                self.log.truncate(self.engine.commit + 1)
+            commit = self.engine.commit
+            self._abandon(lambda index, _: index > commit, OutcomeUnknown("the group went on with other members"))
+        self._enter(Configuration(epoch, config.members, seed_index, seed_term), now, connected)
+
+    def _enter_sealed(self, seal_index: int) -> None:
+        command, index, term = self.log.entries(seal_index, seal_index)[0]
+        epoch, members = decode_seal(command)
+        self._enter(Configuration(epoch, members, index, term), self.engine.now, frozenset(self.engine.connected))
+
+    def _enter(self, configuration: Configuration, now: float, connected: frozenset[NodeId]) -> None:
+        """Go on in a later epoch. Of the old one, nothing behind the seed is kept."""
+        old, log = self.engine, self.log
+        seed = configuration.seed_index
+        if log.term_of(seed) == configuration.seed_term and log.last_index > seed:
+            log.truncate(seed + 1)
+        led = old.is_leader
+        log.set_configuration(configuration)
+        self._abandon(lambda index, _: index > seed, Superseded("the group went on with other members; try again"))
+        if self._change is not None:
+            self.results.append(Failed([self._change.waiting], OutcomeUnknown("the group went on with other members")))
+            self._change = None
+        self._reads += old.reads_ready  # Confirmed before the seal was committed.
+        unread = [ctx for _, _, ctx in old.reads] + old.reads_failed
+        if unread:
+            self.results.append(Failed(unread, NotLeader(None)))
+        alone = configuration.members == (self.node,)
+        self.engine = self._new_engine(now, connected, lead_at_once=led or alone)
+        # Whoever has not heard of it yet must not wait for a timeout: the old members, and the newcomer.
+        others = sorted({*old.peers, *old.learners, *configuration.members} - {self.node})
+        self.engine.out += [(peer, self.config_message) for peer in others]
+
+    # -- snapshots -----------------------------------------------------------------------------------------------------
+
+    def install(self, index: int, term: int, swap: Callable[[], None]) -> bool:
+        """Replace the state by the offered one at (index, term). `swap` makes it so, durably. False: it is of no use."""
+        if not self.engine.may_install(index, term):
+            return False
+        swap()
+        assert self.machine.applied == (index, term), "the machine holds what was installed"
+        self.applied = index
+        self.stalled = None
+        self.engine.installed(index, term)
+        self._abandon(lambda *_: True, OutcomeUnknown("a snapshot replaced the log"))
+        return True
+
+    def trim(self, index: int) -> None:
+        """Forget entries up to `index`: a durable snapshot has them."""
+        snapshot = self.machine.snapshot()
+        assert snapshot is not None and index <= min(snapshot.index, self.applied), "only behind a durable snapshot"
+        self.log.trim(index)
+
+    # -- what is committed ---------------------------------------------------------------------------------------------
+
+    def apply(self) -> bool:
+        """Hand committed entries to the machine, a slice per turn. True if there is more."""
+        engine = self.engine
+        if engine.role_changes != self._seen_role[0] or self.log.configuration.epoch != self._seen_role[1]:
+            self._notice_role()
+        high, more = self._applicable, False
+        if self.applied < high and (self.stalled is None or engine.now >= self._apply_at):
+            try:
+                # Where there was no room, one entry is tried: a whole slice would be worked out each time, for nothing.
+                count = self._limits.apply_entries_max if self.stalled is None else 1
+                self._apply_slice(min(high, self.applied + count))
+                self.stalled = None
+                more = self.applied < high
+            except NoSpace as error:
+                self._stall(error)
+            engine = self.engine  # A seal begins a new one.
+        if self._reads or engine.reads_ready or engine.reads_failed:
+            self._answer_reads()
+        return more
+
+    @property
+    def _applicable(self) -> int:
+        """Committed, and on our own disk: a killed process must not leave a state that is ahead of its log."""
+        commit, durable = self.log.commit, self.log.durable
+        return commit if commit < durable else durable
+
+    def _apply_slice(self, high: int) -> None:
+        batch: list[Committed] = []
+        sealed: int | None = None
+        for command, index, term in self.log.entries(self.applied + 1, high):
+            if command[0] == COMMANDS:
+                batch.append(Committed(index, term, msgpack.unpackb(command[1:])))
+                continue
+            batch.append(Committed(index, term, ()))
+            if command[0] == SEAL and decode_seal(command)[0] > self.epoch:
+                sealed = index
+                break
+        self.machine.apply(batch)
+        self.applied = batch[-1].index
+        assert self.machine.applied == (self.applied, batch[-1].term), "the machine says what it applied"
+        if sealed is not None:
+            self._enter_sealed(sealed)
+        if self._waiters:
+            self._answer_waiters()
+
+    def _stall(self, error: NoSpace) -> None:
+        """The log is durable, so nothing is lost by waiting. But nobody else should: another node may answer them."""
+        self.stalled = str(error)
+        self._apply_at = self.engine.now + STALLED_S
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Our disk is full: whoever waits here need not wait for that."""
+        self._abandon(lambda *_: True, OutcomeUnknown(f"the disk of {self.node} is full; it may be committed, or not"))
+        if self._reads:
+            self.results.append(Failed([ctx for _, ctx in self._reads], NotLeader(None)))
+            self._reads = []
+
+    def _answer_waiters(self) -> None:
+        while self._waiters and self._waiters[0][0] <= self.applied:
+            index, term, waiting = self._waiters.popleft()
+            known = self.log.term_of(index)
+            if known == term:
+                self.results.append(Done(waiting, index))
+            elif known is None:
+                self.results.append(Failed(waiting, OutcomeUnknown("the entry was trimmed before it was answered")))
+            else:
+                self.results.append(Failed(waiting, Superseded("another leader's entry took its place")))
+
+    def _answer_reads(self) -> None:
+        engine = self.engine
+        if engine.reads_failed:
+            self.results.append(Failed(engine.reads_failed, NotLeader(engine.leader)))
+            engine.reads_failed = []
+        if engine.reads_ready:
+            self._reads += engine.reads_ready
+            engine.reads_ready = []
+        if self._reads:
+            ready = [read for read in self._reads if read[0] <= self.applied]
+            self._reads = [read for read in self._reads if read[0] > self.applied]
+            self.results += [Done([ctx], index) for index, ctx in ready]
+
+    def stop(self) -> None:
+        """Whoever still waits is told that the outcome is open."""
+        stopped = OutcomeUnknown("this node stopped")
+        self._abandon(lambda *_: True, stopped)
+        waiting = self._proposers + [ctx for _, ctx in self._reads]
+        waiting += [ctx for _, _, ctx in self.engine.reads] + [ctx for _, ctx in self.engine.reads_ready]
+        waiting += self.engine.reads_failed
+        if self._change is not None:
+            waiting.append(self._change.waiting)
+        if waiting:
+            self.results.append(Failed(waiting, stopped))
+
+    def _notice_role(self) -> None:
+        seen = (self.engine.role_changes, self.log.configuration.epoch)
+        same_epoch = seen[1] == self._seen_role[1]
+        self._seen_role = seen
+        self.role_changed = True
+        if same_epoch:
+            commit, term = self.engine.commit, self.engine.term if self.engine.is_leader else None
+            lost = OutcomeUnknown("the leadership ended before the command was committed")
+            self._abandon(lambda index, led: index > commit and led != term, lost)
+            if self._change is not None and not self.engine.is_leader:
+                self.results.append(Failed([self._change.waiting], NotLeader(self.engine.leader)))
+                self._change = None
+
+    def _abandon(self, is_lost: Callable[[int, int], bool], error: ProposalError) -> None:
+        lost = [who for index, term, waiting in self._waiters if is_lost(index, term) for who in waiting]
+        self._waiters = deque(waiter for waiter in self._waiters if not is_lost(waiter[0], waiter[1]))
+        if lost:
+            self.results.append(Failed(lost, error))

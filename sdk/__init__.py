@@ -1,0 +1,44 @@
+"""What a user's process runs: services and their context, the endpoint that nodes connect to, and a client.
+
+Imports no other room. The names below are the public ones; docs/protocol.md is the text of what the two sides say.
+"""
+
+from holdfast.sdk.asgi import endpoint
+from holdfast.sdk.attempt import Operation
+from holdfast.sdk.client import CallFailed, Client, NotReady, SendHandle, SyncClient, Unreachable
+from holdfast.sdk.context import (
+    Awakeable,
+    Context,
+    DurablePromise,
+    ObjectContext,
+    Selected,
+    Sent,
+    WorkflowContext,
+)
+from holdfast.sdk.errors import (
+    AttemptEnded,
+    BadDefinition,
+    BadPayload,
+    HoldfastError,
+    InvocationCancelled,
+    MisusedContext,
+    NonDeterminismError,
+    RetriesExhausted,
+    RetryableError,
+    RunAgain,
+    TerminalError,
+)
+from holdfast.sdk.run import current_step
+from holdfast.sdk.serde import JsonSerde, Serde
+from holdfast.sdk.server import Server, serve, serve_async
+from holdfast.sdk.service import RetryPolicy, Service, ServiceRef, VirtualObject, Workflow
+
+assert __name__ == "holdfast.sdk", f"import holdfast.sdk, not {__name__}"
+
+__all__ = [
+    "AttemptEnded", "Awakeable", "BadDefinition", "BadPayload", "CallFailed", "Client", "Context", "DurablePromise",
+    "HoldfastError", "InvocationCancelled", "JsonSerde", "MisusedContext", "NonDeterminismError", "NotReady",
+    "ObjectContext", "Operation", "RetriesExhausted", "RetryPolicy", "RetryableError", "RunAgain", "Selected",
+    "SendHandle", "Sent", "Serde", "Server", "Service", "ServiceRef", "SyncClient", "TerminalError", "Unreachable",
+    "VirtualObject", "Workflow", "WorkflowContext", "current_step", "endpoint", "serve", "serve_async",
+]  # fmt: skip

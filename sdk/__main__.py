@@ -1,0 +1,89 @@
+"""`python -m holdfast.sdk MODULE:VARIABLE` runs the handlers of a module: what `holdfast dev --app` starts beside its node.
+
+The variable is a service, a list of services, or what `endpoint([...])` returned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import logging
+import os
+import signal
+import sys
+import traceback
+from typing import Any
+
+from holdfast.sdk.endpoint import Endpoint
+from holdfast.sdk.loop import new_event_loop
+from holdfast.sdk.server import Server
+from holdfast.sdk.service import Service, VirtualObject, Workflow
+
+NOT_IMPORTED = 3
+
+
+def load(target: str) -> Endpoint:
+    """The endpoint that MODULE:VARIABLE stands for. Exits with a sentence if there is none."""
+    module_name, _, path = target.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+        for name in (path or "app").split("."):
+            found = getattr(found, name)
+        return _endpoint(found)
+    except Exception as error:
+        # The user's own lines matter, not ours above them.
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
+        sys.stderr.write("".join(traceback.format_list(theirs)))
+        sys.stderr.write("".join(traceback.format_exception_only(error)))
+        sys.stderr.write(f"\n{target} cannot be run.\n")
+        sys.exit(NOT_IMPORTED)
+
+
+def _endpoint(found: Any) -> Endpoint:
+    inner = getattr(found, "inner", found)  # What `endpoint` returns wraps one.
+    if isinstance(inner, Endpoint):
+        return inner
+    if isinstance(found, Service | VirtualObject | Workflow):
+        found = [found]
+    if not isinstance(found, list | tuple) or not found:
+        raise TypeError(f"a service, a list of services or an endpoint expected, {type(found).__name__} found")
+    return Endpoint(found)
+
+
+async def run(endpoint: Endpoint, host: str, port: int, lifeline: int | None) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if lifeline is not None:
+        # Nobody writes to it: it becomes readable when whoever started us is gone.
+        loop.add_reader(lifeline, stop.set)
+    server = Server(endpoint)
+    try:
+        await server.start(host=host, port=port)
+    except OSError as error:
+        sys.exit(f"the handlers cannot listen at {host}:{port}: {error.strerror or error}")
+    await stop.wait()
+    if lifeline is not None:
+        loop.remove_reader(lifeline)
+    await server.stop(grace=3.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m holdfast.sdk", description="Run the handlers of a module.")
+    parser.add_argument("target", metavar="MODULE:VARIABLE")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=9080)
+    parser.add_argument("--lifeline", type=int, default=None, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    endpoint = load(given.target)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(run(endpoint, given.host, given.port, given.lifeline))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""An endpoint as an ASGI application: for uvicorn and hypercorn, alone or mounted in FastAPI or Starlette.
+
+It knows the ASGI messages and nothing of any server. Paths are recognised by their end, so it works under any prefix.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any, Final
+from urllib.parse import unquote
+
+from holdfast.sdk import protocol
+from holdfast.sdk.endpoint import MEDIA_TYPE, VERSION_HEADER, Endpoint, Stream, Superseded, check_version
+from holdfast.sdk.protocol import ProtocolError
+from holdfast.sdk.service import AnyService
+
+logger = logging.getLogger("holdfast.sdk")
+
+_Message = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[_Message]]
+_Send = Callable[[_Message], Awaitable[None]]
+
+_INVOKE: Final = re.compile(r"/invoke/([^/]+)/([^/]+)\Z")
+_GOING_AWAY: Final = 1001
+_POLICY_VIOLATION: Final = 1008
+
+
+class AsgiEndpoint:
+    """What `endpoint` returns: an ASGI application."""
+
+    def __init__(self, inner: Endpoint) -> None:
+        self.inner = inner
+
+    async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+        match scope["type"]:
+            case "http":
+                await self._http(scope, receive, send)
+            case "websocket":
+                await self._websocket(scope, receive, send)
+            case "lifespan":
+                await self._lifespan(receive, send)
+            case other:
+                raise ValueError(f"an unknown kind of connection: {other}")
+
+    async def stop(self, grace: float = 10.0) -> None:
+        """Finish or hand back what runs. A server calls this through the lifespan; a mount has to be told."""
+        await self.inner.stop(grace)
+
+    async def _lifespan(self, receive: _Receive, send: _Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                await send({"type": "lifespan.startup.complete"})
+            elif message["type"] == "lifespan.shutdown":
+                await self.inner.stop()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    # -- HTTP
+
+    async def _http(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+        path, method = scope["path"], scope["method"]
+        invoke = _INVOKE.search(path)
+        if path.endswith("/discover") and invoke is None:
+            if method not in ("GET", "HEAD"):
+                await _answer(send, 405, _error(405, "GET it"), "application/json", [(b"allow", b"GET")])
+                return
+            await _answer(send, 200, json.dumps(self.inner.manifest).encode(), "application/json")
+        elif invoke is not None:
+            if method != "POST":
+                await _answer(send, 405, _error(405, "POST to it"), "application/json", [(b"allow", b"POST")])
+                return
+            await self._invoke(unquote(invoke[1]), unquote(invoke[2]), scope, receive, send)
+        else:
+            text = "here are GET /discover, the WebSocket /stream and POST /invoke/{service}/{handler}"
+            await _answer(send, 404, _error(404, text), "application/json")
+
+    async def _invoke(self, service: str, handler: str, scope: _Message, receive: _Receive, send: _Send) -> None:
+        if self.inner.stopping:
+            text = _error(503, "the endpoint is shutting down")
+            await _answer(send, 503, text, "application/json", [(b"retry-after", b"1")])
+            return
+        try:
+            check_version(_header(scope, VERSION_HEADER))
+            body = await _read(receive)
+            if body is None:
+                return
+            attempt = asyncio.ensure_future(self.inner.invoke(service, handler, body))
+            gone = asyncio.ensure_future(_disconnected(receive))
+            try:
+                await asyncio.wait((attempt, gone), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                gone.cancel()
+                if not attempt.done():
+                    attempt.cancel()  # Nobody is there to take what it would say.
+                await asyncio.gather(attempt, gone, return_exceptions=True)
+            if attempt.cancelled():
+                return
+            answer = attempt.result()
+        except ProtocolError as error:
+            await _answer(send, 400, _error(400, str(error)), "application/json")
+        except Superseded:
+            newer = "a newer attempt of this invocation is known here"
+            await _answer(send, 409, _error(409, newer), "application/json")
+        else:
+            await _answer(send, 200, answer, MEDIA_TYPE)
+
+    # -- stream
+
+    async def _websocket(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+        message = await receive()
+        assert message["type"] == "websocket.connect"
+        try:
+            check_version(_header(scope, VERSION_HEADER))
+        except ProtocolError as error:
+            logger.error("a stream was refused: %s", error)
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": str(error)[:120]})
+            return
+        if self.inner.stopping or not scope["path"].endswith("/stream"):
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+            return
+        await send({"type": "websocket.accept"})
+
+        async def write(data: bytes) -> None:
+            await send({"type": "websocket.send", "bytes": data})
+
+        stream = Stream(self.inner, write)
+        writer = asyncio.ensure_future(stream.run())
+        reader: asyncio.Future[_Message] | None = None
+        try:
+            while True:
+                reader = asyncio.ensure_future(receive())
+                await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+                if writer.done():  # A stream whose attempts are gone must not look alive to its node.
+                    with contextlib.suppress(Exception):
+                        await send({"type": "websocket.close", "code": _GOING_AWAY})
+                    break
+                message = reader.result()
+                if message["type"] == "websocket.disconnect":
+                    break
+                data = message.get("bytes")
+                if data is None:
+                    raise ProtocolError("messages are binary")
+                stream.receive(data)
+        except ProtocolError as error:
+            logger.error("a node broke the protocol: %s", error)
+            stream.close()
+            with contextlib.suppress(Exception):  # The connection may be gone already; each server says so differently.
+                await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": str(error)[:120]})
+        finally:
+            stream.close()
+            writer.cancel()
+            if reader is not None:
+                reader.cancel()
+            await asyncio.gather(writer, *([reader] if reader is not None else []), return_exceptions=True)
+
+
+def endpoint(services: Iterable[AnyService], *, suspend_after: float = 1.0) -> AsgiEndpoint:
+    """The services as an ASGI application::
+
+        app = endpoint([trips, counter])              # uvicorn module:app
+        fastapi_app.mount("/holdfast", endpoint([trips]))     # register http://host/holdfast
+
+    Servers bound the size of WebSocket messages (16 MiB by default in uvicorn and hypercorn); raise that bound for
+    larger payloads.
+    """
+    return AsgiEndpoint(Endpoint(services, suspend_after=suspend_after))
+
+
+def _header(scope: _Message, name: str) -> str | None:
+    wanted = name.encode()
+    for key, value in scope["headers"]:
+        if key.lower() == wanted:
+            text: str = value.decode("latin-1")
+            return text
+    return None
+
+
+async def _read(receive: _Receive) -> bytes | None:
+    """The body; None if the client went away."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        part = message.get("body", b"")
+        size += len(part)
+        if size > protocol.BATCH_BYTES_MAX:
+            raise ProtocolError(f"a body has at most {protocol.BATCH_BYTES_MAX} bytes")
+        parts.append(part)
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def _disconnected(receive: _Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _error(status: int, message: str) -> bytes:
+    return json.dumps({"code": status, "message": message}).encode()
+
+
+async def _answer(
+    send: _Send, status: int, body: bytes, media_type: str, more: Iterable[tuple[bytes, bytes]] = ()
+) -> None:
+    headers = [(b"content-type", media_type.encode()), (b"content-length", str(len(body)).encode()), *more]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,156 @@
+"""Which task of an attempt is running: the scopes that make step keys independent of timing.
+
+A scope is one task of a handler. Its children are numbered when they are created, by a task factory, so a step of the
+third child has the same key in every attempt, whichever branch happens to run first. The scope travels in a context
+variable, which every task, callback and thread inherits; the factory gives each new task one of its own.
+
+The factory wraps whatever factory the loop had, and leaves tasks outside of handlers alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+import weakref
+from collections.abc import Coroutine
+from hashlib import blake2b
+from typing import Any, Final, Protocol
+
+PATH_BYTES_MAX: Final = 200  # A longer path of nested tasks is hashed, so that keys stay within their bound.
+
+
+class Owner(Protocol):
+    """The attempt, as far as a scope knows it: it wants to hear of its tasks."""
+
+    seed: int
+
+    def adopt(self, task: asyncio.Task[Any]) -> None: ...
+
+
+class Scope:
+    """One task of an attempt, and the counters of the names and children in it."""
+
+    __slots__ = ("children", "names", "owner", "path", "random")
+
+    def __init__(self, owner: Owner, path: str) -> None:
+        self.owner = owner
+        self.path = path
+        self.names: dict[str, int] = {}
+        self.children = 0
+        self.random: random.Random | None = None
+
+    def child(self) -> Scope:
+        self.children += 1
+        path = f"{self.path}.{self.children}" if self.path else str(self.children)
+        if len(path) > PATH_BYTES_MAX:
+            path = "~" + blake2b(path.encode(), digest_size=16).hexdigest()
+        return Scope(self.owner, path)
+
+    def key(self, name: str) -> str:
+        """The next step key for `name` in this scope: unique, whatever characters a name has.
+
+        The first colon ends the scope, and a number sign in a name is doubled, so `#n` can only be an ordinal.
+        """
+        count = self.names.get(name, 0)
+        self.names[name] = count + 1
+        text = name.replace("#", "##") if "#" in name else name
+        if self.path or ":" in text:
+            text = f"{self.path}:{text}"
+        return f"{text}#{count}" if count else text
+
+    def draw(self) -> random.Random:
+        """Random numbers of this scope, the same in every attempt."""
+        if self.random is None:
+            self.random = random.Random(f"{self.owner.seed}/{self.path}")
+        return self.random
+
+
+#: The scope of the code that runs now; None outside of handlers and inside the function of a step.
+current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("holdfast_scope", default=None)
+
+# A task that was given a context of its own shares that context with others, so its scope is kept beside it.
+_by_task: weakref.WeakKeyDictionary[asyncio.Task[Any], Scope] = weakref.WeakKeyDictionary()
+_any_by_task = False  # Whether there ever was one: most programs have none, and every operation asks.
+
+
+def current_scope() -> Scope | None:
+    if _any_by_task:
+        task = _current_task()
+        scope = _by_task.get(task) if task is not None else None
+        if scope is not None:
+            return scope
+    return current.get()
+
+
+def shares_context() -> bool:
+    """Whether the running task was given a context that others may run in too: its variables are not its own."""
+    task = _current_task() if _any_by_task else None
+    return task is not None and task in _by_task
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    """None also where no loop runs: in a thread, or when a loop that is about to close makes its last tasks."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+def _remember(task: asyncio.Task[Any], scope: Scope) -> None:
+    global _any_by_task
+    _any_by_task = True
+    _by_task[task] = scope
+
+
+class _Factory:
+    """A task factory that gives children of a scoped task a scope. One per loop, around the factory that was there."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __call__(
+        self, loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **options: Any
+    ) -> asyncio.Task[Any]:
+        parent = current_scope()
+        if parent is None:
+            return self._make(loop, coro, options)
+        scope = parent.child()
+        if options.get("context") is not None:
+            task = self._make(loop, coro, options)
+            _remember(task, scope)
+        else:
+            context = contextvars.copy_context()
+            context.run(current.set, scope)
+            options.pop("context", None)
+            task = context.run(self._make, loop, coro, options)  # A task copies the context it is made in.
+        scope.owner.adopt(task)
+        return task
+
+    def _make(
+        self, loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], options: dict[str, Any]
+    ) -> asyncio.Task[Any]:
+        if self.inner is None:
+            return asyncio.Task(coro, loop=loop, **options)
+        task: asyncio.Task[Any] = self.inner(loop, coro, **options)
+        return task
+
+
+def install_factory(loop: asyncio.AbstractEventLoop) -> None:
+    """Make `loop` number the tasks of handlers. Again and again is fine, also after a user set a factory of his own."""
+    factory = loop.get_task_factory()
+    if not isinstance(factory, _Factory):
+        loop.set_task_factory(_Factory(factory))  # type: ignore[arg-type]
+
+
+def unscoped_task(
+    loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], *, name: str | None = None
+) -> asyncio.Task[Any]:
+    """A task outside of all scopes, which takes no number from the scope of whoever starts it."""
+    context = contextvars.copy_context()
+    context.run(current.set, None)
+
+    def make() -> asyncio.Task[Any]:
+        return loop.create_task(coro, name=name)
+
+    return context.run(make)

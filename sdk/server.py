@@ -1,0 +1,189 @@
+"""The built-in server: an endpoint on aiohttp, for processes that have no web server of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+from collections.abc import Iterable
+from typing import Final
+
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from holdfast.sdk import protocol
+from holdfast.sdk.endpoint import MEDIA_TYPE, VERSION_HEADER, Endpoint, Stream, Superseded, check_version
+from holdfast.sdk.loop import new_event_loop
+from holdfast.sdk.protocol import ProtocolError
+from holdfast.sdk.service import AnyService
+
+logger = logging.getLogger("holdfast.sdk")
+
+_ENDPOINT: Final = web.AppKey("holdfast_endpoint", Endpoint)
+
+
+def application(endpoint: Endpoint) -> web.Application:
+    """The routes of an endpoint as an aiohttp application, to run or to mount as a sub-application."""
+    app = web.Application(client_max_size=protocol.BATCH_BYTES_MAX)
+    app[_ENDPOINT] = endpoint
+    app.router.add_get("/discover", _discover)
+    app.router.add_get("/stream", _stream)
+    app.router.add_post("/invoke/{service}/{handler}", _invoke)
+    return app
+
+
+async def _discover(request: web.Request) -> web.Response:
+    return web.json_response(request.app[_ENDPOINT].manifest)
+
+
+async def _invoke(request: web.Request) -> web.Response:
+    endpoint = request.app[_ENDPOINT]
+    if endpoint.stopping:
+        return _refuse(503, "the endpoint is shutting down", {"Retry-After": "1"})
+    try:
+        check_version(request.headers.get(VERSION_HEADER))
+        body = await request.read()
+        answer = await endpoint.invoke(request.match_info["service"], request.match_info["handler"], body)
+    except ProtocolError as error:
+        return _refuse(400, str(error))
+    except Superseded:
+        return _refuse(409, "a newer attempt of this invocation is known here")
+    return web.Response(body=answer, content_type=MEDIA_TYPE)
+
+
+def _refuse(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        status=status,
+        text=json.dumps({"code": status, "message": message}),
+        content_type="application/json",
+        headers=headers,
+    )
+
+
+async def _stream(request: web.Request) -> web.StreamResponse:
+    endpoint = request.app[_ENDPOINT]
+    if endpoint.stopping:
+        return _refuse(503, "the endpoint is shutting down", {"Retry-After": "1"})
+    try:
+        check_version(request.headers.get(VERSION_HEADER))
+    except ProtocolError as error:
+        return _refuse(400, str(error))
+    socket = web.WebSocketResponse(max_msg_size=protocol.BATCH_BYTES_MAX, heartbeat=10.0, compress=False)
+    await socket.prepare(request)
+    stream = Stream(endpoint, socket.send_bytes)
+    writer = asyncio.create_task(_write(stream, socket))
+    try:
+        async for message in socket:
+            if message.type is not WSMsgType.BINARY:
+                raise ProtocolError("messages are binary")
+            stream.receive(message.data)
+    except ProtocolError as error:
+        logger.error("a node broke the protocol: %s", error)
+        await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=str(error).encode()[:120])
+    finally:
+        stream.close()
+        writer.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await writer
+    return socket
+
+
+async def _write(stream: Stream, socket: web.WebSocketResponse) -> None:
+    try:
+        await stream.run()
+    except (ConnectionError, RuntimeError) as error:  # RuntimeError: the socket was closed in between.
+        logger.info("a stream cannot be written to any more: %s", error)
+    # A stream whose attempts are gone must not look alive to its node.
+    await socket.close(code=WSCloseCode.GOING_AWAY)
+
+
+class Server:
+    """A running endpoint. `serve` makes one and waits; this is for programs that do other things too::
+
+    server = Server([trips])
+    await server.start(port=9080)
+    ...
+    await server.stop()
+    """
+
+    def __init__(self, services: Iterable[AnyService] | Endpoint, *, suspend_after: float = 1.0) -> None:
+        self.endpoint = services if isinstance(services, Endpoint) else Endpoint(services, suspend_after=suspend_after)
+        self.host = ""
+        self.port = 0
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, *, host: str = "127.0.0.1", port: int = 9080) -> None:
+        """Listen. Port 0 takes a free one; `port` says which afterwards."""
+        runner = web.AppRunner(application(self.endpoint), access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        site = web.TCPSite(runner, host, port)
+        try:
+            await site.start()
+        except BaseException:
+            await runner.cleanup()
+            raise
+        self._runner = runner
+        self.host, self.port = runner.addresses[0][:2]
+
+    @property
+    def uri(self) -> str:
+        """Where a node finds it: what to register as a deployment."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    async def stop(self, grace: float = 10.0) -> None:
+        """Finish or hand back what runs, for at most `grace` seconds, and stop listening."""
+        await self.endpoint.stop(grace)
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+
+async def serve_async(
+    services: Iterable[AnyService],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 9080,
+    suspend_after: float = 1.0,
+    grace: float = 10.0,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Serve until SIGTERM, SIGINT or `stop`; then finish or hand back what runs."""
+    server = Server(services, suspend_after=suspend_after)
+    await server.start(host=host, port=port)
+    logger.info("serving %s at %s", ", ".join(server.endpoint.services), server.uri)
+    stop = stop or asyncio.Event()
+    loop = asyncio.get_running_loop()
+    signals = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
+            loop.add_signal_handler(number, stop.set)
+            signals.append(number)
+    try:
+        await stop.wait()
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+        await server.stop(grace)
+
+
+def serve(
+    services: Iterable[AnyService],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 9080,
+    suspend_after: float = 1.0,
+    grace: float = 10.0,
+) -> None:
+    """Run the services of this process until SIGTERM or Ctrl-C::
+
+    if __name__ == "__main__":
+        serve([trips, counter], port=9080)
+
+    An attempt that only waits for `suspend_after` seconds is dropped from memory and started again by its node when
+    there is something to do. On SIGTERM running attempts have `grace` seconds to finish; the rest is handed back.
+    """
+    runner = asyncio.Runner(loop_factory=new_event_loop)
+    with runner:
+        runner.run(serve_async(services, host=host, port=port, suspend_after=suspend_after, grace=grace))

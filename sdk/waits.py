@@ -1,0 +1,89 @@
+"""What the tasks of an attempt wait for: steps only, or also something of this process.
+
+An attempt may be dropped from memory when a step's completion is the only thing that could move it. asyncio does not
+say what a task waits for, so this looks: at the future a task hangs on, at the coroutines in between, and at timeouts
+those have open. Whatever it does not recognise counts as something of this process; the attempt then stays in memory,
+which costs memory and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import types
+from collections.abc import Collection
+from typing import Any, Final
+
+
+class Wait(asyncio.Future[None]):
+    """A future that only a frame of the node completes. `never`: not even that, the step was abandoned."""
+
+    never = False
+
+
+_TASK_GROUP: Final = asyncio.TaskGroup.__aexit__.__code__
+# asyncio.wait and, before Python 3.12, wait_for hang on a bare future; their frames say for what.
+_WAIT: Final = asyncio.tasks._wait.__code__  # type: ignore[attr-defined]
+
+
+def waits_only_for_steps(tasks: Collection[asyncio.Task[Any]]) -> bool:
+    """Whether no task can move before the node completes a step (or the attempt is given up)."""
+    return all(_is_durable(task, tasks) for task in tasks)
+
+
+def _is_durable(task: asyncio.Task[Any], tasks: Collection[asyncio.Task[Any]]) -> bool:
+    waiter = getattr(task, "_fut_waiter", None)
+    if waiter is None or waiter.done():
+        return False
+    chain = _chain(task.get_coro())
+    if any(_has_timer(each) for each in chain):
+        return False
+    if _is_ours(waiter, tasks):
+        return True
+    innermost = next((each for each in reversed(chain) if isinstance(each, types.CoroutineType)), None)
+    if innermost is None:
+        return False
+    if innermost.cr_code is _TASK_GROUP:
+        return True  # Its children are tasks of the attempt and looked at themselves.
+    if innermost.cr_code is _WAIT and innermost.cr_frame is not None:
+        local = innermost.cr_frame.f_locals
+        return local.get("timeout") is None and all(each.done() or _is_ours(each, tasks) for each in local["fs"])
+    return False
+
+
+def _is_ours(future: Any, tasks: Collection[asyncio.Task[Any]]) -> bool:
+    """Whether only steps can complete this future, as far as it shows."""
+    if isinstance(future, Wait):
+        return not future.never
+    if isinstance(future, asyncio.Task):
+        return future in tasks
+    children = getattr(future, "_children", None)  # of gather
+    if isinstance(children, list):
+        return all(child.done() or _is_ours(child, tasks) for child in children)
+    return False
+
+
+def _chain(awaitable: Any) -> list[Any]:
+    """The coroutines between a task and what it hangs on, outermost first."""
+    found = []
+    while awaitable is not None:
+        found.append(awaitable)
+        if inspect.iscoroutine(awaitable):
+            awaitable = awaitable.cr_await
+        elif inspect.isgenerator(awaitable):
+            awaitable = awaitable.gi_yieldfrom
+        else:
+            awaitable = getattr(awaitable, "_iterator", None)  # an operation that was made a task
+    return found
+
+
+def _has_timer(awaitable: Any) -> bool:
+    """Whether a suspended coroutine is inside `asyncio.timeout`: the block's exit is on the coroutine's stack."""
+    if not inspect.iscoroutine(awaitable):
+        return False
+    for held in gc.get_referents(awaitable):
+        timeout = getattr(held, "__self__", held) if inspect.ismethod(held) else held
+        if isinstance(timeout, asyncio.Timeout) and timeout.when() is not None:
+            return True
+    return False

@@ -1,0 +1,6 @@
+"""What a committed command means. Pure: no I/O, no clock, no randomness, no await.
+
+`machine.apply` is the door for changes, `queries` the one for reading; `state.State` is what both of them look at.
+"""
+
+assert __name__ == "holdfast.statemachine", f"import holdfast.statemachine, not {__name__}"

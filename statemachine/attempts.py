@@ -1,0 +1,195 @@
+"""Attempts: beginning them, fencing them, and what becomes of an invocation whose attempt failed.
+
+An attempt is numbered by its epoch. Whatever an attempt says counts only while its epoch is the invocation's and the
+invocation is running: a zombie can neither append a step nor complete anything.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.sdk.protocol import Failure
+from holdfast.statemachine import timers
+from holdfast.statemachine.commands import FailAttempt, Pause, Redispatch, Resume, Retry
+from holdfast.statemachine.effects import OK, AbortAttempt, First, Result, StartAttempt, Status
+from holdfast.statemachine.records import Count, Invocation, pack
+from holdfast.statemachine.state import State
+from holdfast.statemachine.tables import COMPLETED, FAILURE
+
+STALE: Final = Result(409, "the attempt is over: it was superseded, or the invocation does not run")
+UNKNOWN: Final = Result(404, "no such invocation")
+DONE: Final = Result(409, "the invocation is completed")
+_DEFAULT_RETRY: Final = Retry()
+_DOUBLINGS_MAX: Final = 1000  # Steps of a backoff that are calculated; what is not at its maximum by then stays there.
+
+
+def set_status(state: State, record: Invocation, status: int) -> None:
+    counters = state.counters(record.service)
+    counters[record.status] -= 1
+    counters[status] += 1
+    record.status = status
+    record.since_ms = state.now_ms
+    state.changed[record.id] = record
+
+
+def begin(state: State, record: Invocation, first: First | None = None) -> None:
+    """The next attempt. Whatever an older one says is void from here on."""
+    counters = state.counters(record.service)
+    counters[record.status] -= 1
+    counters[Status.RUNNING] += 1
+    counters[Count.ATTEMPTS] += 1
+    record.status = Status.RUNNING
+    record.since_ms = state.now_ms
+    record.epoch += 1
+    state.changed[record.id] = record
+    state.effects.append(StartAttempt(record.id, record.epoch, first))
+
+
+def current(state: State, ident: bytes, epoch: int) -> Invocation | None:
+    """The invocation, if this is its attempt. Otherwise whoever runs the attempt is told to stop."""
+    record = state.load(ident)
+    if record is not None and record.epoch == epoch and record.status == Status.RUNNING:
+        return record
+    state.effects.append(AbortAttempt(ident, epoch, STALE.message))
+    return None
+
+
+def missing(state: State, ident: bytes) -> Result:
+    """Why there is no active invocation of this id."""
+    return UNKNOWN if state.get(COMPLETED + ident) is None else DONE
+
+
+def pin(state: State, record: Invocation, deployment: str | None) -> None:
+    """The code that resumes is the code that started."""
+    if deployment is not None and deployment != record.deployment:
+        if record.deployment is not None:
+            state.count_deployment(record.deployment, -1)
+        record.deployment = deployment
+        state.count_deployment(deployment, 1)
+        state.changed[record.id] = record
+
+
+def redispatch(state: State, command: Redispatch) -> Result:
+    record = state.load(command.id)
+    if record is None:
+        return missing(state, command.id)
+    if record.epoch != command.epoch or record.status != Status.RUNNING:
+        return STALE
+    begin(state, record)
+    return OK
+
+
+def fail(state: State, command: FailAttempt) -> Result:
+    record = current(state, command.id, command.epoch)
+    if record is None:
+        return STALE
+    failed(
+        state,
+        record,
+        command.failure,
+        command.retry,
+        jitter=command.jitter_ms,
+        retry_after_ms=command.retry_after_ms,
+        pause=command.pause,
+    )
+    return OK
+
+
+def refuse(state: State, record: Invocation, failure: Failure, *, pause: bool) -> Result:
+    """What the attempt asked for cannot be done. It ends here, as if it had failed by itself."""
+    state.effects.append(AbortAttempt(record.id, record.epoch, failure.message))
+    failed(state, record, [1, *failure], _DEFAULT_RETRY, jitter=0, retry_after_ms=0, pause=pause)
+    return Result(409, failure.message)
+
+
+def misplaced(state: State, record: Invocation, what: str) -> Result:
+    """The attempt and the journal disagree about its length. The next attempt begins with what the journal has."""
+    message = f"{what}, but the journal has {record.length} steps"
+    return refuse(state, record, Failure(500, message, "JournalMismatch"), pause=False)
+
+
+def failed(
+    state: State,
+    record: Invocation,
+    failure: list[object],
+    retry: Retry,
+    *,
+    jitter: int,
+    retry_after_ms: int,
+    pause: bool,
+) -> None:
+    record.failures += 1
+    record.failures_total += 1
+    if not record.failing_since_ms:
+        record.failing_since_ms = state.now_ms
+    state.counters(record.service)[Count.ATTEMPTS_FAILED] += 1
+    state.put(FAILURE + record.id, pack([record.epoch, state.now_ms, *failure[1:]]))
+    if pause or gives_up(state, retry, record.failures, record.failing_since_ms):
+        set_status(state, record, Status.PAUSED)
+        return
+    record.due_ms = timers.due_in(state, retry_after_ms or backoff_ms(retry, record.failures, jitter))
+    set_status(state, record, Status.BACKING_OFF)
+    timers.arm(state, record.due_ms, record.id)
+
+
+def gives_up(state: State, retry: Retry, failures: int, since_ms: int) -> bool:
+    if retry.max_attempts and failures >= retry.max_attempts:
+        return True
+    return bool(retry.max_duration_ms and state.now_ms - since_ms >= retry.max_duration_ms)
+
+
+def backoff_ms(retry: Retry, failures: int, jitter: int) -> int:
+    """Before the next try, after so many failures. `jitter` is any number: it is folded into what the policy allows."""
+    interval = retry.initial_ms
+    for _ in range(min(failures - 1, _DOUBLINGS_MAX)):
+        if interval >= retry.max_interval_ms or retry.factor_permille == 1000:
+            break
+        interval = interval * retry.factor_permille // 1000
+    interval = max(min(interval, retry.max_interval_ms), 0)
+    return interval + abs(jitter) % (max(interval * retry.jitter_permille // 1000, 0) + 1)
+
+
+def pause(state: State, command: Pause) -> Result:
+    record = state.load(command.id)
+    if record is None:
+        return missing(state, command.id)
+    if record.status == Status.PAUSED:
+        return Result(200, "it is paused already")
+    if record.status in (Status.SCHEDULED, Status.QUEUED):
+        return Result(409, "it has not begun yet: cancel it, or wait")
+    if record.status == Status.RUNNING:
+        state.effects.append(AbortAttempt(record.id, record.epoch, "the invocation was paused"))
+        record.epoch += 1
+    wake(state, record)
+    set_status(state, record, Status.PAUSED)
+    return OK
+
+
+def wake(state: State, record: Invocation) -> None:
+    """Its backoff ends early."""
+    if record.status == Status.BACKING_OFF:
+        timers.disarm(state, record.due_ms, record.id)
+        record.due_ms = 0
+
+
+def resume(state: State, command: Resume) -> Result:
+    record = state.load(command.id)
+    if record is None:
+        return missing(state, command.id)
+    moves = command.deployment is not None and command.deployment != record.deployment
+    pin(state, record, command.deployment)
+    if record.status in (Status.PAUSED, Status.BACKING_OFF):
+        run_now(state, record)
+        return OK
+    if moves and record.status == Status.RUNNING:
+        state.effects.append(AbortAttempt(record.id, record.epoch, "the invocation was moved to another deployment"))
+        begin(state, record)
+        return OK
+    return OK if moves else Result(200, "it is neither paused nor backing off")
+
+
+def run_now(state: State, record: Invocation) -> None:
+    wake(state, record)
+    record.failures = 0
+    record.failing_since_ms = 0
+    begin(state, record)

@@ -1,0 +1,389 @@
+"""What a committed entry of a partition may say.
+
+A proposal is a `Batch`: everything one turn of the leader brought, with the leader's clock read once. `apply` handles
+its commands in order. What can be wrong with a command was refused before it was proposed; what a race made obsolete is
+answered with a result, never with an exception.
+
+Ids and object keys are raw bytes (`sdk.protocol`), payloads are bytes nobody here looks into, or a reference to bytes that
+were staged before (`refs`, `blobs`), and there is no float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+import msgpack
+
+if TYPE_CHECKING:
+
+    class Ref(NamedTuple):
+        """Stands for a large value: see `refs`."""
+
+        code: int
+        data: bytes
+
+else:
+    Ref = msgpack.ExtType  # Which has just these fields, and no types.
+
+Payload: TypeAlias = bytes | Ref
+
+
+class Mode:
+    """How a handler shares its key."""
+
+    PLAIN: Final = 0  # no key
+    EXCLUSIVE: Final = 1  # one at a time per key, in order of arrival
+    SHARED: Final = 2  # keyed, beside whatever else runs
+    WORKFLOW: Final = 3  # the main handler of a workflow: once per key
+
+
+class Retry(NamedTuple):
+    """How failed work is tried again. Zero attempts or duration: no limit."""
+
+    initial_ms: int = 100
+    factor_permille: int = 2000
+    max_interval_ms: int = 60_000
+    max_attempts: int = 50
+    max_duration_ms: int = 0
+    jitter_permille: int = 0
+
+
+class Announce(NamedTuple):
+    """The first command of a leader: from here on its decisions count. Raft puts no older leader's entry behind it."""
+
+    term: int
+    node: str
+
+
+class Invoke(NamedTuple):
+    """Begin an invocation, unless its id is known. What the service looks like was resolved by who proposes it."""
+
+    id: bytes
+    service: str
+    handler: str
+    key: str | None
+    mode: int
+    payload: Payload
+    headers: dict[str, str]
+    start_at_ms: int  # 0: at once
+    caller: bytes | None  # whose step this is; None: a client's request
+    caller_step: int  # which step waits for the outcome; -1: nobody does
+    retention_ms: int  # how long the record stays after completion
+    idempotency_key: str | None = None  # for people; the id already follows from it
+
+
+class Redispatch(NamedTuple):
+    """Attempt `epoch` is lost (its stream broke, its leader changed): start another, if it is still the current one."""
+
+    id: bytes
+    epoch: int
+
+
+class RecordStep(NamedTuple):
+    """Append a step to the journal. `child` is a complete Invoke for CALL and SEND, resolved by who proposes."""
+
+    id: bytes
+    epoch: int
+    step: int
+    op: int
+    key: str
+    argument: list[Any]
+    outcome: list[Any] | None
+    deployment: str | None  # pins the invocation with its first step
+    child: list[Any] | None = None
+
+
+class RecordRunFailure(NamedTuple):
+    """A RUN failed and may be tried again: counted here, so that no crash resets the count."""
+
+    id: bytes
+    epoch: int
+    step: int
+    key: str
+    name: str
+    failure: list[Any]
+    retry: Retry
+    jitter_ms: int
+    deployment: str | None
+
+
+class RecordIntent(NamedTuple):
+    """An at-most-once RUN is about to happen."""
+
+    id: bytes
+    epoch: int
+    step: int
+    key: str
+    name: str
+    deployment: str | None
+
+
+class RecordRunOutcome(NamedTuple):
+    """The outcome of a RUN that is in the journal already."""
+
+    id: bytes
+    epoch: int
+    step: int
+    outcome: list[Any]
+
+
+class AbandonStep(NamedTuple):
+    """The code no longer waits for this step, and must not in replay either."""
+
+    id: bytes
+    epoch: int
+    step: int
+
+
+class SuspendAttempt(NamedTuple):
+    """The attempt ended because it only waits for these steps."""
+
+    id: bytes
+    epoch: int
+    steps: list[int]
+
+
+class Complete(NamedTuple):
+    """The handler returned or failed for good. `length`: of the journal that it believes to have written; -1: unknown."""
+
+    id: bytes
+    epoch: int
+    outcome: list[Any]
+    deployment: str | None
+    length: int = -1
+
+
+class FailAttempt(NamedTuple):
+    """An attempt failed. Back off by the policy, pause after too many, or at once if asked to."""
+
+    id: bytes
+    epoch: int
+    failure: list[Any]
+    retry: Retry
+    jitter_ms: int
+    retry_after_ms: int  # 0: as the policy says
+    pause: bool
+
+
+class Cancel(NamedTuple):
+    """Let the code notice: everything it waits for fails as cancelled, also down the tree of its calls."""
+
+    id: bytes
+
+
+class Kill(NamedTuple):
+    """End it now, without asking the code; its calls too."""
+
+    id: bytes
+
+
+class Pause(NamedTuple):
+    id: bytes
+
+
+class Resume(NamedTuple):
+    """Run a paused or backing-off invocation now; `deployment` moves it to another one."""
+
+    id: bytes
+    deployment: str | None
+
+
+class Restart(NamedTuple):
+    """A new invocation with the input of a completed one, and its journal before `step` (0: nothing but the input).
+
+    If `new_id` is `id`, it takes the place of the old one. A workflow is always restarted in its place, because its key
+    decides its id; `new_id` then only tells one request from another. The result's message is the id (as text) that runs now.
+    """
+
+    id: bytes
+    new_id: bytes
+    step: int
+    deployment: str | None  # for a copied prefix; None: where the original ran
+
+
+class Purge(NamedTuple):
+    """Forget a completed invocation."""
+
+    id: bytes
+
+
+class DecideStep(NamedTuple):
+    """An operator or a reconcile hook decides about a RUN that is in doubt: its outcome, or None to run it again."""
+
+    id: bytes
+    step: int
+    outcome: list[Any] | None
+
+
+class CompleteStep(NamedTuple):
+    """An awakeable is resolved or rejected. `answer`: what the step called or attached to completed; only the state
+    machine itself says so, so that nobody can make up the result of a call."""
+
+    id: bytes
+    step: int
+    outcome: list[Any]
+    answer: bool = False
+
+
+class CompletePromise(NamedTuple):
+    """A client resolves or rejects a promise of a workflow."""
+
+    service: str
+    key: str
+    name: str
+    outcome: list[Any]
+
+
+class SetState(NamedTuple):
+    """An operator edits the state of a key nobody is writing to. A value of None removes the name."""
+
+    service: str
+    key: str
+    values: Mapping[str, Payload | None]
+    replace: bool  # remove what is not in `values`
+
+
+class AttachTo(NamedTuple):
+    """A step of another invocation wants the outcome of this one."""
+
+    id: bytes
+    caller: bytes
+    caller_step: int
+
+
+class FireTimers(NamedTuple):
+    """Do what is due by the batch's time, at most `limit` of it."""
+
+    limit: int
+
+
+class Deliver(NamedTuple):
+    """Messages `first`, `first + 1`, ... from the outbox of partition `source`: packed commands."""
+
+    source: int
+    first: int
+    messages: list[bytes]
+
+
+class TrimOutbox(NamedTuple):
+    """Partition `target` has taken everything up to `sequence`."""
+
+    target: int
+    sequence: int
+
+
+class SetLimits(NamedTuple):
+    """Bounds of the partition. They are part of its state, because all replicas must draw the same line."""
+
+    journal_steps_max: int
+    journal_bytes_max: int
+    completed_max: int  # how many completed invocations are kept, and
+    completed_bytes_max: int  # how many bytes of them, whatever their retention says
+    journal_blob_bytes_max: int = 256 * 1024 * 1024
+
+
+class TouchBlob(NamedTuple):
+    """Is this large value here, all of it? Then keep it until a command that refers to it can follow."""
+
+    blob: bytes  # sha256 and size: see `refs`
+    intake: bool  # for a client's new work, which is refused when there is no room
+
+
+class PutBlob(NamedTuple):
+    """A piece of a large value."""
+
+    blob: bytes
+    index: int  # type: ignore[assignment]
+    data: bytes
+
+
+Command: TypeAlias = (
+    Announce | Invoke | Redispatch | RecordStep | RecordRunFailure | RecordIntent | RecordRunOutcome | AbandonStep
+    | SuspendAttempt | Complete | FailAttempt | Cancel | Kill | Pause | Resume | Restart | Purge | DecideStep
+    | CompleteStep | CompletePromise | SetState | AttachTo | FireTimers | Deliver | TrimOutbox | SetLimits
+    | TouchBlob | PutBlob
+)  # fmt: skip
+
+#: Numbers are for ever: a log written today is replayed by later releases.
+NUMBERS: Final[dict[type[Any], int]] = {
+    Announce: 1, Invoke: 2, Redispatch: 3, RecordStep: 4, RecordRunFailure: 5, RecordIntent: 6, RecordRunOutcome: 7,
+    AbandonStep: 8, SuspendAttempt: 9, Complete: 10, FailAttempt: 11, Cancel: 12, Kill: 13, Pause: 14, Resume: 15,
+    Restart: 16, Purge: 17, DecideStep: 18, CompleteStep: 19, CompletePromise: 20, SetState: 21, AttachTo: 22,
+    FireTimers: 23, Deliver: 24, TrimOutbox: 25, SetLimits: 26, TouchBlob: 27, PutBlob: 28,
+}  # fmt: skip
+KINDS: Final = {number: kind for kind, number in NUMBERS.items()}
+_RETRY_AT: Final = {
+    RecordRunFailure: RecordRunFailure._fields.index("retry"),
+    FailAttempt: FailAttempt._fields.index("retry"),
+}
+
+
+class Batch(NamedTuple):
+    """One proposal. `origin` and `sequence` tell the proposer's own waiters from everybody else's."""
+
+    origin: bytes
+    sequence: int
+    now_ms: int
+    commands: list[Command]
+
+
+_packer: Final = msgpack.Packer()
+_pack: Final = _packer.pack
+
+
+def encode_batch(batch: Batch) -> bytes:
+    rows = [encode_command(command) for command in batch.commands]
+    return frame_batch(batch.origin, batch.sequence, batch.now_ms, rows)
+
+
+def batch_head(origin: bytes) -> bytes:
+    """How every batch of this origin begins: one can be told from others without decoding it."""
+    head: bytes = _packer.pack_array_header(4) + _pack(origin)
+    return head
+
+
+def sequence_of(raw: bytes) -> int:
+    """Of a batch that begins with `batch_head` of an origin of 8 bytes."""
+    kind = raw[11]
+    if kind < 0x80:
+        return kind
+    return int.from_bytes(raw[12 : 12 + (1 << kind - 0xCC)], "big")
+
+
+def frame_batch(origin: bytes, sequence: int, now_ms: int, rows: list[bytes]) -> bytes:
+    """A batch of commands that are encoded already: whoever bounds bytes needs each command's before it is a batch."""
+    head = batch_head(origin) + _pack(sequence) + _pack(now_ms)
+    return b"".join((head, _packer.pack_array_header(len(rows)), *rows))
+
+
+def decode_batch(raw: bytes) -> Batch:
+    origin, sequence, now_ms, rows = msgpack.unpackb(raw, strict_map_key=False)
+    return Batch(origin, sequence, now_ms, [_command(row) for row in rows])
+
+
+def encode_command(command: Command) -> bytes:
+    packed: bytes = _pack((NUMBERS[type(command)], *command))
+    return packed
+
+
+def decode_command(raw: bytes) -> Command:
+    return _command(msgpack.unpackb(raw, strict_map_key=False))
+
+
+def _command(row: list[Any]) -> Command:
+    kind, size = _SHAPES[row[0]]
+    at = _RETRY_AT.get(kind)
+    if at is not None:
+        row[at + 1] = Retry(*row[at + 1])
+    if len(row) == size:
+        complete: Command = _new_tuple(
+            kind, row[1:]
+        )  # Every replica decodes every command: not through Python's __new__.
+        return complete
+    command: Command = kind(*row[1:])  # An older release wrote it, without the newest fields.
+    return command
+
+
+_SHAPES: Final = {number: (kind, len(kind._fields) + 1) for number, kind in KINDS.items()}
+_new_tuple: Final = tuple.__new__

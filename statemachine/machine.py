@@ -1,0 +1,163 @@
+"""The replicated state machine: the one place where state changes.
+
+`apply` is a function of (state, time, command) and nothing else: no clock, no random number, no await. So replicas that
+apply the same log hold the same bytes. What the world must do comes back as effects. Only the leader carries them out,
+and a new leader derives them afresh from state (`queries.pending_effects`), so losing an effect loses nothing.
+
+How the parts hang together. An invocation has a record and a journal. Its record says where it stands (`effects.Status`)
+and which attempt counts (`epoch`). An attempt appends steps; a step that needs something of the world outside the
+attempt (time, another invocation, a promise, a client) is journaled without an outcome and *waits*: it is in the table of
+waiting steps, and whatever will complete it (a timer, the record of the other invocation, the promise) knows its number.
+When the outcome comes it is journaled, and the attempt is told, or, if there is none, the next one begins. An invocation
+that completes tells its caller in the same way, gives its key to the next in the queue, and is kept for a while.
+
+Invocations speak to each other in messages only (`outbox.post`), as if each lived in a partition of its own. Those for
+our own partition are handled here, after the command that caused them; so no message overtakes another, and no function
+calls itself through a chain of invocations.
+
+Use: `state.begin(txn)`, then `apply` for every command of the entries at hand, then `state.flush()`, commit,
+`state.take_effects()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from holdfast.statemachine import (
+    attempts,
+    blobs,
+    invocation,
+    journal,
+    outbox,
+    promises,
+    restart,
+    retention,
+    steps,
+    timers,
+    values,
+)
+from holdfast.statemachine.commands import (
+    AbandonStep,
+    Announce,
+    AttachTo,
+    Cancel,
+    Command,
+    Complete,
+    CompletePromise,
+    CompleteStep,
+    DecideStep,
+    Deliver,
+    FailAttempt,
+    FireTimers,
+    Invoke,
+    Kill,
+    Pause,
+    Purge,
+    PutBlob,
+    RecordIntent,
+    RecordRunFailure,
+    RecordRunOutcome,
+    RecordStep,
+    Redispatch,
+    Restart,
+    Resume,
+    SetLimits,
+    SetState,
+    SuspendAttempt,
+    TouchBlob,
+    TrimOutbox,
+)
+from holdfast.statemachine.effects import OK, ArmTimer, Result
+from holdfast.statemachine.state import State
+from holdfast.statemachine.tables import NO_STEP, PROMISES_STEP, TIME_MAX
+
+
+def apply(state: State, now_ms: int, command: Command) -> Result:
+    """Carry out one command of the log, and whatever this partition has to tell itself because of it."""
+    if now_ms > state.now_ms:  # A leader's clock may be behind its predecessor's; the time of the state never is.
+        state.now_ms = min(now_ms, TIME_MAX)
+    refusal = blobs.missing(state, command)
+    if refusal is not None:
+        return refusal
+    result = _HANDLERS[type(command)](state, command)
+    todo = state.todo
+    while todo:
+        message = todo.popleft()
+        _HANDLERS[type(message)](state, message)
+    return result
+
+
+def _announce(state: State, command: Announce) -> Result:
+    """Raft puts no entry of an older leader behind this one, so there is nothing to fence: attempts have epochs."""
+    state.meta.term = command.term
+    state.meta.leader = command.node
+    return OK
+
+
+def _set_limits(state: State, command: SetLimits) -> Result:
+    meta = state.meta
+    (
+        meta.journal_steps_max,
+        meta.journal_bytes_max,
+        meta.completed_max,
+        meta.completed_bytes_max,
+        meta.journal_blob_bytes_max,
+    ) = (max(limit, 0) for limit in command)
+    if retention.is_too_much(meta):
+        state.remind_of(state.now_ms)
+    return OK
+
+
+def _fire(state: State, command: FireTimers) -> Result:
+    due = timers.take_due(state, max(command.limit, 1))
+    for due_ms, ident, step in due:
+        if step == PROMISES_STEP:
+            promises.awaken(state, ident)
+            continue
+        record = state.load(ident)
+        if record is None:
+            continue
+        if step == NO_STEP:
+            invocation.awaken(state, record, due_ms)
+        else:
+            steps.awaken(state, record, step)
+    retention.expire(state, max(command.limit, 1) - len(due))
+    blobs.collect(state, max(command.limit, 1))
+    dues = (timers.next_due(state), retention.next_due(state, state.meta), blobs.next_due(state))
+    following = [due_ms for due_ms in dues if due_ms is not None]
+    if following:
+        state.effects.append(ArmTimer(min(following)))
+    return OK
+
+
+_HANDLERS: Final[dict[type[Any], Callable[[State, Any], Result]]] = {
+    Announce: _announce,
+    Invoke: invocation.invoke,
+    Redispatch: attempts.redispatch,
+    RecordStep: journal.record_step,
+    RecordRunFailure: journal.record_run_failure,
+    RecordIntent: journal.record_intent,
+    RecordRunOutcome: journal.record_run_outcome,
+    AbandonStep: steps.abandon,
+    SuspendAttempt: steps.suspend,
+    Complete: invocation.complete,
+    FailAttempt: attempts.fail,
+    Cancel: invocation.cancel,
+    Kill: invocation.kill,
+    Pause: attempts.pause,
+    Resume: attempts.resume,
+    Restart: restart.restart,
+    Purge: retention.purge,
+    DecideStep: steps.decide,
+    CompleteStep: steps.complete,
+    CompletePromise: promises.complete,
+    SetState: values.edit,
+    AttachTo: invocation.attach,
+    FireTimers: _fire,
+    Deliver: outbox.deliver,
+    TrimOutbox: outbox.trim,
+    SetLimits: _set_limits,
+    TouchBlob: blobs.touch,
+    PutBlob: blobs.put,
+}

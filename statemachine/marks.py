@@ -1,0 +1,53 @@
+"""How far the messages between partitions are in one partition's state, and whether states of several fit together.
+
+Messages from p to q are numbered without gaps. p keeps each until q has it, q takes each number once. So the states of p and
+q, each taken from its own history at a moment of its own, fit together exactly when
+
+    trimmed(p, q) <= taken(q, p) <= sent(p, q)
+
+Were something trimmed and not taken, it would be lost: p has it no more, and q does not have it yet. Were something taken and
+not sent, p would later give its number to another message, which q would pass over as one that it has (docs/adr/0003).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from holdfast.statemachine.records import unpack
+from holdfast.statemachine.tables import OUTBOX, SENT, TAKEN, after, partition_bytes
+from holdfast.statemachine.txn import ReadTxn
+
+
+class Marks(NamedTuple):
+    """Of one partition: by the other partition, the newest number. What is not there is 0."""
+
+    sent: dict[int, int]
+    taken: dict[int, int]
+    trimmed: dict[int, int]
+
+
+def read_marks(txn: ReadTxn) -> Marks:
+    sent = {int.from_bytes(key[1:], "big"): unpack(raw) for key, raw in txn.scan(SENT, after(SENT))}
+    taken = {int.from_bytes(key[1:], "big"): unpack(raw) for key, raw in txn.scan(TAKEN, after(TAKEN))}
+    return Marks(sent, taken, {target: _trimmed(txn, target, newest) for target, newest in sent.items()})
+
+
+def _trimmed(txn: ReadTxn, target: int, sent: int) -> int:
+    prefix = OUTBOX + partition_bytes(target)
+    for key, _ in txn.scan(prefix, after(prefix)):
+        return int.from_bytes(key[5:], "big") - 1
+    return sent
+
+
+def why_not_together(marks: Mapping[int, Marks]) -> str | None:
+    """What would be lost or doubled if these partitions went on from these states; None: nothing."""
+    for source, mine in marks.items():
+        for target, its in marks.items():
+            sent, trimmed = mine.sent.get(target, 0), mine.trimmed.get(target, 0)
+            taken = its.taken.get(source, 0)
+            if taken > sent:
+                return f"partition {target} has message {taken} of partition {source}, which has sent {sent}"
+            if trimmed > taken:
+                return f"partition {source} forgot message {trimmed} to partition {target}, which has {taken}"
+    return None

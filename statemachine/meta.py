@@ -1,0 +1,430 @@
+"""What a committed command of the meta group means: deployments, the services they offer, and the cluster's settings.
+
+Small and read all the time, so the state is plain Python values in memory. It is a function of the log, like a
+partition's: `apply` takes the state and a command, changes the state and says what it did. Two nodes that register
+deployments at the same moment are put in order here, which is why the check for breaking changes is made at apply.
+
+A deployment is immutable (P7): code that resumes is the code that started. The same uri with another manifest is
+refused, unless it is forced: then the deployment keeps its id, and what runs on it goes on with the changed code.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgpack
+
+from holdfast.statemachine.effects import Result
+from holdfast.statemachine.members import AssignPartition, Membership, PutNode, SetNodeState
+
+KINDS_OF_SERVICE: Final = ("service", "object", "workflow")
+MODES_OF_HANDLER: Final = ("plain", "exclusive", "shared", "main")
+
+DEPLOYMENTS_MAX: Final = 1000
+SERVICES_MAX: Final = 5000
+
+# -- records ---------------------------------------------------------------------------------------------------------
+
+
+class Handler(NamedTuple):
+    """A handler as its manifest describes it. Schemas are JSON text: nobody but people and the console reads them."""
+
+    name: str
+    mode: str
+    doc: str | None = None
+    input_type: str = "application/json"
+    input_schema: str | None = None
+    output_type: str = "application/json"
+    output_schema: str | None = None
+    options: dict[str, Any] = {}  # noqa: RUF012 - never changed in place
+
+
+class Service(NamedTuple):
+    """A service as one deployment offers it."""
+
+    name: str
+    kind: str
+    handlers: list[Handler]
+    doc: str | None = None
+    options: dict[str, Any] = {}  # noqa: RUF012 - never changed in place
+
+    def handler(self, name: str) -> Handler | None:
+        return next((handler for handler in self.handlers if handler.name == name), None)
+
+
+class Deployment(NamedTuple):
+    id: str
+    uri: str
+    services: list[Service]
+    sdk: str
+    modes: list[str]  # how it can be reached: "stream", "request-response"
+    protocol: list[int]  # [min, max]
+    metadata: dict[str, str]
+    created_ms: int
+    revisions: dict[str, int]  # service -> the revision it is here
+
+    def service(self, name: str) -> Service | None:
+        return next((service for service in self.services if service.name == name), None)
+
+    def same_manifest(self, command: RegisterDeployment) -> bool:
+        """The version of the SDK is not part of what callers rely on, how to reach it is."""
+        return (
+            self.services == command.services
+            and self.modes == command.modes
+            and self.protocol == command.protocol
+            and self.sdk == command.sdk
+        )
+
+
+# -- commands --------------------------------------------------------------------------------------------------------
+
+
+class FoundCluster(NamedTuple):
+    """The first command of a cluster's life. The number of partitions is fixed for ever: the first one counts."""
+
+    cluster: str
+    partitions: int
+    founders: list[str] = []  # noqa: RUF012 - never changed in place
+    replication: int = 3
+
+
+class RegisterDeployment(NamedTuple):
+    id: str
+    uri: str
+    services: list[Service]
+    sdk: str
+    modes: list[str]
+    protocol: list[int]
+    metadata: dict[str, str]
+    force: bool
+
+
+class RemoveDeployment(NamedTuple):
+    """`force` removes also what new invocations would go to. Whether it is drained was looked up by who proposes."""
+
+    id: str
+    force: bool
+
+
+class RestoreDeployment(NamedTuple):
+    """A deployment as the cluster had it that this one is made from. Only while this one is not founded."""
+
+    id: str
+    uri: str
+    services: list[Service]
+    sdk: str
+    modes: list[str]
+    protocol: list[int]
+    metadata: dict[str, str]
+    created_ms: int
+    revisions: dict[str, int]
+
+
+class RestoreCluster(NamedTuple):
+    """Founds a cluster that is made from a backup, when all its deployments are there.
+
+    The states of its partitions are on the disks of certain nodes already, so `placement` names the members of each.
+    """
+
+    cluster: str
+    placement: list[list[str]]
+    replication: int
+    offers: dict[str, list[str]]
+    revisions: dict[str, int]
+
+
+MetaCommand: TypeAlias = (
+    FoundCluster
+    | RegisterDeployment
+    | RemoveDeployment
+    | PutNode
+    | SetNodeState
+    | AssignPartition
+    | RestoreDeployment
+    | RestoreCluster
+)
+
+#: Numbers are for ever: a log written today is replayed by later releases.
+NUMBERS: Final[dict[type[Any], int]] = {
+    FoundCluster: 1,
+    RegisterDeployment: 2,
+    RemoveDeployment: 3,
+    PutNode: 4,
+    SetNodeState: 5,
+    AssignPartition: 6,
+    RestoreDeployment: 7,
+    RestoreCluster: 8,
+}
+KINDS: Final = {number: kind for kind, number in NUMBERS.items()}
+
+
+class Proposal(NamedTuple):
+    """One entry of the meta group. `origin` and `sequence` tell the proposer's own waiters from everybody else's."""
+
+    origin: bytes
+    sequence: int
+    now_ms: int
+    command: MetaCommand
+
+
+def encode(proposal: Proposal) -> bytes:
+    command = proposal.command
+    row = (NUMBERS[type(command)], *command)
+    packed: bytes = msgpack.packb((proposal.origin, proposal.sequence, proposal.now_ms, row))
+    return packed
+
+
+def decode(raw: bytes) -> Proposal:
+    origin, sequence, now_ms, row = msgpack.unpackb(raw)
+    kind = KINDS[row[0]]
+    fields = row[1:]
+    if kind in (RegisterDeployment, RestoreDeployment):
+        fields[2] = [_service(service) for service in fields[2]]
+    return Proposal(origin, sequence, now_ms, kind(*fields))
+
+
+def _service(row: list[Any]) -> Service:
+    name, kind, handlers, *rest = row
+    return Service(name, kind, [Handler(*handler) for handler in handlers], *rest)
+
+
+# -- state -----------------------------------------------------------------------------------------------------------
+
+
+class MetaState:
+    """All of it. `offers` says for each service which deployments offer it, oldest first: the last one is current."""
+
+    def __init__(self) -> None:
+        self.cluster = ""
+        self.partitions = 0
+        self.deployments: dict[str, Deployment] = {}
+        self.offers: dict[str, list[str]] = {}
+        self.revisions: dict[str, int] = {}  # service -> the newest revision number ever given
+        self.now_ms = 0
+        self.membership = Membership()
+
+    def current(self, service: str) -> Deployment | None:
+        """Where new invocations of a service go."""
+        offers = self.offers.get(service)
+        return self.deployments[offers[-1]] if offers else None
+
+    def at(self, uri: str) -> Deployment | None:
+        """The deployment registered at a uri: there is never more than one."""
+        return next((deployment for deployment in self.deployments.values() if deployment.uri == uri), None)
+
+
+def encode_state(state: MetaState) -> bytes:
+    packed: bytes = msgpack.packb(
+        (
+            state.cluster,
+            state.partitions,
+            [tuple(deployment) for deployment in state.deployments.values()],
+            state.offers,
+            state.revisions,
+            state.now_ms,
+            state.membership.pack(),
+        )
+    )
+    return packed
+
+
+def decode_state(raw: bytes) -> MetaState:
+    state = MetaState()
+    row = msgpack.unpackb(raw)
+    state.cluster, state.partitions, deployments, state.offers, state.revisions, state.now_ms, membership = row
+    state.membership = Membership.unpack(membership)
+    for id_, uri, services, *rest in deployments:
+        state.deployments[id_] = Deployment(id_, uri, [_service(service) for service in services], *rest)
+    return state
+
+
+# -- apply -----------------------------------------------------------------------------------------------------------
+
+
+class Outcome(NamedTuple):
+    """What a proposer is told. `result.code`: 0 done, 200 already so, 404, 409 and 507 as HTTP means them."""
+
+    result: Result
+    deployment: str | None = None
+    differences: tuple[str, ...] = ()
+
+
+def apply(state: MetaState, now_ms: int, command: MetaCommand) -> Outcome:
+    """Total: what can be wrong with a manifest was refused before it was proposed."""
+    state.now_ms = max(state.now_ms, now_ms)
+    if type(command) is FoundCluster:
+        return _found(state, command)
+    if type(command) is RegisterDeployment:
+        return _register(state, command)
+    if type(command) is RemoveDeployment:
+        return _remove(state, command)
+    if type(command) is PutNode:
+        return Outcome(state.membership.put(command))
+    if type(command) is SetNodeState:
+        return Outcome(state.membership.set_state(command))
+    if type(command) is AssignPartition:
+        return Outcome(state.membership.assign(command))
+    if state.partitions:
+        return Outcome(Result(200, f"the cluster has {state.partitions} partitions"))
+    if type(command) is RestoreDeployment:
+        state.deployments[command.id] = Deployment(*command)
+        return Outcome(Result(), command.id)
+    assert type(command) is RestoreCluster
+    return _restore(state, command)
+
+
+def _found(state: MetaState, command: FoundCluster) -> Outcome:
+    if state.partitions:
+        return Outcome(Result(200, f"the cluster has {state.partitions} partitions"))
+    state.cluster, state.partitions = command.cluster, command.partitions
+    state.membership.found(partitions=command.partitions, founders=command.founders, replication=command.replication)
+    return Outcome(Result())
+
+
+def _restore(state: MetaState, command: RestoreCluster) -> Outcome:
+    missing = {id_ for offers in command.offers.values() for id_ in offers} - set(state.deployments)
+    if missing:
+        return Outcome(Result(409, f"deployments are missing: {', '.join(sorted(missing))}"))
+    state.cluster, state.partitions = command.cluster, len(command.placement)
+    state.offers = {service: list(ids) for service, ids in command.offers.items() if ids}
+    state.revisions = dict(command.revisions)
+    state.membership.place(command.placement, command.replication)
+    return Outcome(Result())
+
+
+def restored(old: MetaState, *, cluster: str, placement: list[list[str]], replication: int) -> list[MetaCommand]:
+    """What makes a new cluster know what an old one knew, in order. Its nodes are its own."""
+    return [
+        *(RestoreDeployment(*deployment) for deployment in old.deployments.values()),
+        RestoreCluster(cluster, placement, replication, old.offers, old.revisions),
+    ]
+
+
+def _register(state: MetaState, command: RegisterDeployment) -> Outcome:
+    there = state.at(command.uri)
+    if there is not None and there.same_manifest(command):
+        return _register_again(state, there, command)
+    if not command.force:
+        if there is not None:
+            return Outcome(
+                Result(
+                    409,
+                    f"{command.uri} is registered as {there.id} with another manifest, and a deployment never changes: "
+                    "invocations that started on it must find their code again",
+                ),
+                there.id,
+                tuple(_manifest_differences(there.services, command.services)) or ("the way to reach it changed",),
+            )
+        breaking = [text for service in command.services for text in breaking_changes(state, service)]
+        if breaking:
+            return Outcome(Result(409, "the deployment would break callers"), None, tuple(breaking))
+    if there is None and len(state.deployments) >= DEPLOYMENTS_MAX:
+        return Outcome(Result(507, f"there are {DEPLOYMENTS_MAX} deployments already: remove those that are drained"))
+    fresh = [service.name for service in command.services if service.name not in state.revisions]
+    if len(state.revisions) + len(fresh) > SERVICES_MAX:
+        return Outcome(Result(507, f"there are {SERVICES_MAX} services already"))
+    id_ = there.id if there is not None else command.id
+    if there is None and id_ in state.deployments:
+        return Outcome(Result(409, f"the id {id_} is taken: try again"))  # Two random ids were equal.
+    _withdraw(state, id_)
+    revisions = {}
+    for service in command.services:
+        revision = state.revisions[service.name] = state.revisions.get(service.name, 0) + 1
+        revisions[service.name] = revision
+        state.offers.setdefault(service.name, []).append(id_)
+    created_ms = there.created_ms if there is not None else state.now_ms
+    state.deployments[id_] = Deployment(
+        id_, command.uri, copy.deepcopy(command.services), command.sdk, list(command.modes), list(command.protocol),
+        dict(command.metadata), created_ms, revisions,
+    )  # fmt: skip
+    return Outcome(Result(), id_)
+
+
+def _register_again(state: MetaState, there: Deployment, command: RegisterDeployment) -> Outcome:
+    """The same uri and manifest: nothing changes but the metadata. Forced, it also becomes the newest again."""
+    if command.metadata and command.metadata != there.metadata:
+        state.deployments[there.id] = there._replace(metadata=dict(command.metadata))
+    if command.force:
+        for service in there.services:
+            offers = state.offers[service.name]
+            offers.remove(there.id)
+            offers.append(there.id)
+    return Outcome(Result(200, "unchanged"), there.id)
+
+
+def _remove(state: MetaState, command: RemoveDeployment) -> Outcome:
+    deployment = state.deployments.get(command.id)
+    if deployment is None:
+        return Outcome(Result(404, f"there is no deployment {command.id}"))
+    newest = [name for name in deployment.revisions if state.offers[name][-1] == command.id]
+    if newest and not command.force:
+        services = ", ".join(sorted(newest))
+        return Outcome(
+            Result(409, f"{command.id} is where new invocations of {services} go: register a newer deployment first"),
+            command.id,
+            tuple(f"{name}: this is its newest revision" for name in sorted(newest)),
+        )
+    _withdraw(state, command.id)
+    del state.deployments[command.id]
+    return Outcome(Result(), command.id)
+
+
+def _withdraw(state: MetaState, deployment: str) -> None:
+    for service in [name for name, offers in state.offers.items() if deployment in offers]:
+        state.offers[service].remove(deployment)
+        if not state.offers[service]:
+            del state.offers[service]
+
+
+def breaking_changes(state: MetaState, service: Service) -> list[str]:
+    """What callers of a service's current revision would miss in a new one, in sentences."""
+    deployment = state.current(service.name)
+    current = deployment.service(service.name) if deployment is not None else None
+    return _service_differences(current, service) if current is not None else []
+
+
+def _service_differences(old: Service, new: Service) -> list[str]:
+    found = []
+    if old.kind != new.kind:
+        found.append(f"{old.name}: was of kind {old.kind}, is of kind {new.kind}")
+    if _private(old.options) < _private(new.options):
+        found.append(f"{old.name}: was public, is private")
+    for was in old.handlers:
+        now = new.handler(was.name)
+        if now is None:
+            found.append(f"{old.name}/{was.name}: was removed")
+            continue
+        if was.mode != now.mode:
+            found.append(f"{old.name}/{was.name}: was {was.mode}, is {now.mode}")
+        if _private(was.options) < _private(now.options):
+            found.append(f"{old.name}/{was.name}: was public, is private")
+    return found
+
+
+def _manifest_differences(old: list[Service], new: list[Service]) -> list[str]:
+    """What changed at one uri: more than what breaks callers, because replay depends on all of it."""
+    by_name = {service.name: service for service in new}
+    found = []
+    for was in old:
+        now = by_name.pop(was.name, None)
+        if now is None:
+            found.append(f"{was.name}: was removed")
+            continue
+        breaking = _service_differences(was, now)
+        found += breaking
+        known = {handler.name for handler in was.handlers}
+        found += [f"{was.name}/{handler.name}: was added" for handler in now.handlers if handler.name not in known]
+        changed = [
+            f"{was.name}/{handler.name}: its description, schema or options changed"
+            for handler in was.handlers
+            if (other := now.handler(handler.name)) is not None and other != handler and other.mode == handler.mode
+        ]
+        found += changed
+        if now != was and not breaking and not changed and len(now.handlers) == len(was.handlers):
+            found.append(f"{was.name}: its description or options changed")
+    return found + [f"{name}: was added" for name in by_name]
+
+
+def _private(options: dict[str, Any]) -> bool:
+    return options.get("private") is True

@@ -1,0 +1,447 @@
+"""Reading a partition's state: for the leader that starts work again, for operators and for clients.
+
+Everything here takes a transaction that only reads, and sees what is committed. What may be long comes in slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+from holdfast.sdk.protocol import OP_NAMES, Op, format_awakeable, format_id, object_id
+from holdfast.statemachine import blobs, refs, retention, timers, values
+from holdfast.statemachine.commands import Payload, Ref
+from holdfast.statemachine.effects import STATUS_NAMES, ArmTimer, Effect, FlushOutbox, StartAttempt, Status
+from holdfast.statemachine.records import (
+    STATUS_AT,
+    Count,
+    Invocation,
+    Meta,
+    Object,
+    unpack,
+    unpack_completed,
+    unpack_completed_outcome,
+    unpack_invocation,
+    unpack_meta,
+    unpack_object,
+)
+from holdfast.statemachine.tables import (
+    ACTIVE,
+    COMPLETED,
+    DEPLOYMENT,
+    FAILURE,
+    JOURNAL,
+    META,
+    OBJECT,
+    OUTBOX,
+    PENDING,
+    PROMISE,
+    QUEUE,
+    SENT,
+    SERVICE,
+    VALUE,
+    after,
+    outbox_key,
+    parcel_key,
+    partition_bytes,
+    step_bytes,
+)
+from holdfast.statemachine.txn import ReadTxn
+
+#: Records that one call of `list_invocations` looks at. A filter that finds little must not hold up a node.
+LOOKED_AT_MAX: Final = 10_000
+_DONE: Final = Status.COMPLETED
+
+
+# -- one invocation ------------------------------------------------------------------------------------------------------
+
+
+def load(txn: ReadTxn, ident: bytes) -> Invocation | None:
+    """Active or completed."""
+    raw = txn.get(ACTIVE + ident)
+    if raw is not None:
+        return unpack_invocation(ident, raw)
+    raw = txn.get(COMPLETED + ident)
+    return None if raw is None else unpack_completed(ident, raw)
+
+
+def outcome(txn: ReadTxn, ident: bytes) -> list[Any] | None:
+    """Of a completed invocation."""
+    raw = txn.get(COMPLETED + ident)
+    return None if raw is None else unpack_completed_outcome(raw)
+
+
+def journal(txn: ReadTxn, ident: bytes, start: int, limit: int) -> list[bytes]:
+    """At most `limit` packed steps from `start` on."""
+    first, end = JOURNAL + ident + step_bytes(start), JOURNAL + ident + step_bytes(min(start + limit, 2**32 - 1))
+    return [raw for _, raw in txn.scan(first, end)]
+
+
+class FailedAttempt(NamedTuple):
+    epoch: int
+    at_ms: int
+    code: int
+    message: str
+    kind: str
+
+
+def last_failure(txn: ReadTxn, ident: bytes) -> FailedAttempt | None:
+    """The newest attempt that failed."""
+    raw = txn.get(FAILURE + ident)
+    return None if raw is None else FailedAttempt(*unpack(raw))
+
+
+def waiting_steps(txn: ReadTxn, ident: bytes, limit: int) -> list[tuple[int, list[Any]]]:
+    """At most `limit` steps that wait for an outcome: index and step."""
+    prefix, found = PENDING + ident, []
+    for key, _ in txn.scan(prefix, after(prefix)):
+        raw = txn.get(JOURNAL + key[1:])
+        if raw is not None:
+            found.append((int.from_bytes(key[17:], "big"), unpack(raw)))
+        if len(found) >= limit:
+            break
+    return found
+
+
+def why_not_running(txn: ReadTxn, ident: bytes) -> str:
+    """A sentence for people. Empty for one that runs."""
+    record = load(txn, ident)
+    if record is None:
+        return "It is not known here."
+    match record.status:
+        case Status.SCHEDULED:
+            return f"It is scheduled to start at {utc(record.due_ms)}."
+        case Status.QUEUED:
+            return _why_queued(txn, record)
+        case Status.SUSPENDED:
+            return _why_suspended(txn, record)
+        case Status.BACKING_OFF | Status.PAUSED:
+            return _why_stopped(txn, record)
+        case Status.COMPLETED:
+            return "It is completed."
+        case _:
+            return ""
+
+
+def _why_queued(txn: ReadTxn, record: Invocation) -> str:
+    raw = txn.get(OBJECT + record.oid)
+    assert raw is not None, "who is queued waits for a key that is held"
+    ahead = 0
+    prefix = QUEUE + record.oid
+    for _, ident in txn.scan(prefix, after(prefix)):
+        if ident == record.id or ahead >= LOOKED_AT_MAX:
+            break
+        ahead += 1
+    holder = format_id(unpack_object(record.oid, raw).holder)
+    behind = f", with {ahead} others before it" if ahead else ""
+    return f"It waits for {holder} to release the key {record.key!r} of {record.service}{behind}."
+
+
+def _why_suspended(txn: ReadTxn, record: Invocation) -> str:
+    waits = [_why_waits(record, index, step) for index, step in waiting_steps(txn, record.id, 3)]
+    more = f" and {record.pending - len(waits)} more" if record.pending > len(waits) else ""
+    return f"It waits for {', '.join(waits)}{more}."
+
+
+def _why_waits(record: Invocation, index: int, step: list[Any]) -> str:
+    op, _, argument = step[:3]
+    match op:
+        case Op.SLEEP:
+            return f"a timer at {utc(argument[1])} (step {index})"
+        case Op.CALL:
+            return f"{argument[0]}/{argument[1]} {format_id(argument[-1])} (step {index})"
+        case Op.PROMISE:
+            return f"the promise {argument[0]!r} (step {index})"
+        case Op.AWAKEABLE:
+            return f"the awakeable {format_awakeable(record.id, index)} (step {index})"
+        case Op.ATTACH:
+            return f"{format_id(argument[0])} (step {index})"
+        case Op.RUN if len(argument) > 3:
+            return f"the next try of {argument[0]!r} at {utc(argument[2])} after {argument[1]} failures (step {index})"
+        case Op.RUN:
+            return f"a decision about {argument[0]!r}, which is in doubt (step {index})"
+        case _:
+            return f"{OP_NAMES[op]} (step {index})"
+
+
+def _why_stopped(txn: ReadTxn, record: Invocation) -> str:
+    failure = last_failure(txn, record.id)
+    last = f" The last failure: {failure.kind or failure.code}: {failure.message}" if failure is not None else ""
+    if record.status == Status.PAUSED:
+        return f"It is paused after {record.failures} failed attempts and waits for an operator.{last}"
+    return f"Its next attempt is at {utc(record.due_ms)}, after {record.failures} failed ones.{last}"
+
+
+def utc(at_ms: int) -> str:
+    """For people: 2026-11-17 05:57:09 UTC. (Days to a date as in Howard Hinnant's civil_from_days.)"""
+    days, rest_ms = divmod(at_ms, 86_400_000)
+    era, day = divmod(days + 719_468, 146_097)
+    year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
+    day -= 365 * year + year // 4 - year // 100
+    month = (5 * day + 2) // 153
+    day -= (153 * month + 2) // 5 - 1
+    month = month + 3 if month < 10 else month - 9
+    seconds = rest_ms // 1000
+    clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return f"{year + era * 400 + (month <= 2)}-{month:02}-{day:02} {clock} UTC"
+
+
+# -- many invocations --------------------------------------------------------------------------------------------------
+
+
+class Filter(NamedTuple):
+    """What an invocation must be to be listed. None: anything."""
+
+    statuses: tuple[int, ...] | None = None
+    service: str | None = None
+    handler: str | None = None
+    key: str | None = None
+    deployment: str | None = None
+    created_before_ms: int | None = None
+
+    def matches(self, record: Invocation) -> bool:
+        return (
+            (self.statuses is None or record.status in self.statuses)
+            and (self.service is None or record.service == self.service)
+            and (self.handler is None or record.handler == self.handler)
+            and (self.key is None or record.key == self.key)
+            and (self.deployment is None or record.deployment == self.deployment)
+            and (self.created_before_ms is None or record.created_ms < self.created_before_ms)
+        )
+
+
+def list_invocations(
+    txn: ReadTxn, wanted: Filter, after_cursor: bytes, limit: int
+) -> tuple[list[Invocation], bytes | None]:
+    """At most `limit` that match, active ones first, and the cursor to go on with (None: there is no more).
+
+    A page may be short or empty and still have a cursor: see LOOKED_AT_MAX.
+    """
+    found: list[Invocation] = []
+    looked_at = 0
+    for table in (ACTIVE, COMPLETED):
+        if after_cursor[:1] > table:
+            continue
+        if wanted.statuses is not None and not any(
+            (status == _DONE) == (table == COMPLETED) for status in wanted.statuses
+        ):
+            continue
+        first = after_cursor + b"\0" if after_cursor[:1] == table else table
+        for key, raw in txn.scan(first, after(table)):
+            record = unpack_invocation(key[1:], raw) if table == ACTIVE else unpack_completed(key[1:], raw)
+            looked_at += 1
+            if wanted.matches(record):
+                found.append(record)
+            if len(found) >= limit or looked_at >= LOOKED_AT_MAX:
+                return found, key
+    return found, None
+
+
+# -- objects -----------------------------------------------------------------------------------------------------------
+
+
+def load_object(txn: ReadTxn, service: str, key: str) -> Object | None:
+    oid = object_id(service, key)
+    raw = txn.get(OBJECT + oid)
+    return None if raw is None else unpack_object(oid, raw)
+
+
+def list_objects(
+    txn: ReadTxn, service: str | None, after_cursor: bytes, limit: int
+) -> tuple[list[Object], bytes | None]:
+    """Objects and workflows that hold anything: a key, state or promises."""
+    found: list[Object] = []
+    first = OBJECT + after_cursor + b"\0" if after_cursor else OBJECT
+    for looked_at, (key, raw) in enumerate(txn.scan(first, after(OBJECT)), start=1):
+        record = unpack_object(key[1:], raw)
+        if service is None or record.service == service:
+            found.append(record)
+        if len(found) >= limit or looked_at >= LOOKED_AT_MAX:
+            return found, key[1:]
+    return found, None
+
+
+def eager_state(txn: ReadTxn, oid: bytes, bytes_max: int) -> tuple[dict[str, bytes], bool]:
+    """State up to so many bytes, and whether that is all of it."""
+    prefix, size = VALUE + oid, 0
+    found: dict[str, bytes] = {}
+    for key, raw in txn.scan(prefix, after(prefix)):
+        payload = values.stored(txn, key, raw)
+        size += len(key) + refs.size_of(payload)
+        if size > bytes_max:
+            return found, False
+        found[key[17:].decode()] = payload if isinstance(payload, bytes) else whole(txn, payload)
+    return found, True
+
+
+def state_value(txn: ReadTxn, oid: bytes, name: str) -> Payload | None:
+    key = VALUE + oid + name.encode()
+    raw = txn.get(key)
+    return None if raw is None else values.stored(txn, key, raw)
+
+
+def promise_outcome(txn: ReadTxn, oid: bytes, name: str) -> list[Any] | None:
+    """None: it has none yet."""
+    raw = txn.get(PROMISE + oid + name.encode())
+    found: list[Any] | None = None if raw is None else unpack(raw)[0]
+    return found
+
+
+# -- large values --------------------------------------------------------------------------------------------------------
+
+
+class Gone(LookupError):
+    """A reference to a blob that is not here (any more): whoever held it let go of it meanwhile."""
+
+
+def chunk(txn: ReadTxn, blob: bytes, index: int) -> bytes:
+    """A piece of a blob, as it was staged. Raises Gone."""
+    found = blobs.find(txn, blob)
+    data = txn.get(blobs.chunk_key(blob, index)) if found is not None and blobs.is_whole(found) else None
+    if data is None:
+        raise Gone(f"blob {blob[:32].hex()} is not here")
+    return data
+
+
+def whole(txn: ReadTxn, ref: Ref) -> bytes:
+    """The value that a reference stands for. Raises Gone."""
+    count = blobs.chunks_of(refs.stored_size(ref.data))
+    return refs.restored(ref, b"".join([chunk(txn, ref.data, index) for index in range(count)]))
+
+
+def whole_step_size(raw: bytes) -> int:
+    """How many bytes a packed step has about, with the values in place of the references."""
+    step = unpack(raw)
+    return len(raw) + sum(refs.size_of(ref) for ref in refs.in_step(step[0], step[2], step[5]))
+
+
+def whole_step(txn: ReadTxn, raw: bytes) -> bytes:
+    """A packed step with the values in place of the references. Raises Gone."""
+    return refs.filled_step(raw, partial(whole, txn))
+
+
+def whole_outcome(txn: ReadTxn, outcome: list[Any] | None) -> list[Any] | None:
+    """Raises Gone."""
+    return refs.filled_outcome(outcome, partial(whole, txn))
+
+
+# -- what a leader needs -------------------------------------------------------------------------------------------------
+
+
+def meta(txn: ReadTxn) -> Meta:
+    raw = txn.get(META)
+    return Meta() if raw is None else unpack_meta(raw)
+
+
+def next_due(txn: ReadTxn) -> int | None:
+    """When `FireTimers` has something to do next."""
+    dues = (timers.next_due(txn), retention.next_due(txn, meta(txn)), blobs.next_due(txn))
+    found = [due_ms for due_ms in dues if due_ms is not None]
+    return min(found) if found else None
+
+
+def outbox(txn: ReadTxn, target: int, after_sequence: int, limit: int) -> tuple[int, list[bytes]]:
+    """At most `limit` messages behind `after_sequence`, and the sequence of the first (0 if there is none)."""
+    first = 0
+    messages: list[bytes] = []
+    for key, raw in txn.scan(outbox_key(target, after_sequence + 1), after(OUTBOX + partition_bytes(target))):
+        first = first or int.from_bytes(key[5:], "big")
+        messages.append(raw)
+        if len(messages) >= limit:
+            break
+    return first, messages
+
+
+def parcels(txn: ReadTxn, target: int, first: int, last: int) -> list[tuple[int, list[Ref]]]:
+    """Which of these messages refer to large values, and to which."""
+    rows = txn.scan(parcel_key(target, first), parcel_key(target, last + 1))
+    return [(int.from_bytes(key[5:], "big"), unpack(raw)) for key, raw in rows]
+
+
+def outbox_targets(txn: ReadTxn) -> list[int]:
+    """Partitions that something is waiting for."""
+    targets = [int.from_bytes(key[1:], "big") for key, _ in txn.scan(SENT, after(SENT))]
+    return [target for target in targets if outbox(txn, target, 0, 1)[1]]
+
+
+def pending_effects(txn: ReadTxn) -> Iterator[Effect]:
+    """What a new leader starts again: for each StartAttempt it proposes a Redispatch, because the attempt of the old
+    leader may still be on its way. Active invocations that do not run are only passed over."""
+    due_ms = next_due(txn)
+    if due_ms is not None:
+        yield ArmTimer(due_ms)
+    for target in outbox_targets(txn):
+        yield FlushOutbox(target)
+    for key, raw in txn.scan(ACTIVE, after(ACTIVE)):
+        if raw[STATUS_AT] == Status.RUNNING:
+            yield StartAttempt(key[1:], unpack_invocation(key[1:], raw).epoch)
+
+
+def running(txn: ReadTxn, after_id: bytes, limit: int) -> tuple[list[Invocation], bytes | None]:
+    """A slice of what `pending_effects` would start: at most `limit` records, and where to go on (None: nowhere)."""
+    found: list[Invocation] = []
+    first = ACTIVE + after_id + b"\0" if after_id else ACTIVE
+    for looked_at, (key, raw) in enumerate(txn.scan(first, after(ACTIVE)), start=1):
+        if raw[STATUS_AT] == Status.RUNNING:
+            found.append(unpack_invocation(key[1:], raw))
+        if len(found) >= limit or looked_at >= LOOKED_AT_MAX:
+            return found, key[1:]
+    return found, None
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+class ServiceStatistics(NamedTuple):
+    by_status: dict[str, int]  # how many there are now
+    invoked: int  # and how many there ever were
+    succeeded: int
+    failed: int
+    cancelled: int
+    killed: int
+    attempts: int
+    attempts_failed: int
+    steps: int
+
+
+class Statistics(NamedTuple):
+    services: dict[str, ServiceStatistics]
+    deployments: dict[str, int]  # active invocations pinned to each
+    completed: int
+    completed_bytes: int
+    blobs: int = 0  # large values, each counted once
+    blob_bytes: int = 0
+
+    @property
+    def by_status(self) -> dict[str, int]:
+        return {
+            name: sum(service.by_status[name] for service in self.services.values()) for name in STATUS_NAMES.values()
+        }
+
+
+def statistics(txn: ReadTxn) -> Statistics:
+    about = meta(txn)
+    services = {key[1:].decode(): unpack(raw) for key, raw in txn.scan(SERVICE, after(SERVICE))}
+    return Statistics(
+        {
+            name: ServiceStatistics(
+                {STATUS_NAMES[status]: counters[status] for status in STATUS_NAMES}, *counters[Count.INVOKED :]
+            )
+            for name, counters in services.items()
+        },
+        {key[1:].decode(): unpack(raw) for key, raw in txn.scan(DEPLOYMENT, after(DEPLOYMENT))},
+        about.completed,
+        about.completed_bytes,
+        about.blobs,
+        about.blob_bytes,
+    )
+
+
+def digest(txn: ReadTxn) -> bytes:
+    """Of everything that is replicated: equal on two replicas that applied the same entries."""
+    hasher = blake2b(digest_size=16)
+    for key, value in txn.scan(b"\x01", b"\xff"):
+        hasher.update(len(key).to_bytes(4, "big") + key + len(value).to_bytes(4, "big") + value)
+    return hasher.digest()

@@ -1,0 +1,142 @@
+"""Completed invocations: how long they are kept, and how they are forgotten.
+
+Constant load must mean constant disk. So each has its time to go, and if a partition holds too many of them or too many
+bytes, those go first whose time is next. A long journal goes piece by piece: no command takes long.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any, Final
+
+from holdfast.statemachine import blobs, promises, refs, values
+from holdfast.statemachine.attempts import UNKNOWN
+from holdfast.statemachine.commands import Mode, Purge
+from holdfast.statemachine.effects import OK, Result, Status
+from holdfast.statemachine.records import (
+    Invocation,
+    Meta,
+    pack_completed,
+    unpack,
+    unpack_completed,
+    unpack_completed_outcome,
+)
+from holdfast.statemachine.state import State
+from holdfast.statemachine.tables import (
+    COMPLETED,
+    EXPIRY,
+    FAILURE,
+    JOURNAL,
+    TIME_MAX,
+    after,
+    expiry_key,
+    long_bytes,
+    step_bytes,
+)
+from holdfast.statemachine.txn import ReadTxn
+
+#: Steps that one purge removes at once; a longer journal is left to the timers.
+PURGE_STEPS_MAX: Final = 1000
+
+
+def keep(state: State, record: Invocation, outcome: list[Any]) -> None:
+    ref = refs.in_outcome(outcome)
+    if ref is not None:
+        blobs.acquire(state, ref)
+        record.blob_bytes += refs.size_of(ref)
+    raw = pack_completed(record, outcome)
+    state.put(COMPLETED + record.id, raw)
+    state.put(expiry_key(record.due_ms, record.id), b"")
+    state.meta.completed += 1
+    state.meta.completed_bytes += len(raw) + record.size + record.blob_bytes
+    state.remind_of(state.now_ms if is_too_much(state.meta) else record.due_ms)
+
+
+def is_too_much(meta: Meta) -> bool:
+    return meta.completed > meta.completed_max or meta.completed_bytes > meta.completed_bytes_max
+
+
+def expire(state: State, budget: int) -> None:
+    """Forget what is due, or too much, removing about `budget` keys at most."""
+    while budget > 0:
+        end = after(EXPIRY) if is_too_much(state.meta) else EXPIRY + long_bytes(min(state.now_ms + 1, TIME_MAX))
+        key = next((key for key, _ in islice(state.scan(EXPIRY, end), 1)), None)
+        if key is None:
+            return
+        ident = key[9:]
+        raw = state.get(COMPLETED + ident)
+        assert raw is not None, "what is to be forgotten is there"
+        budget -= _forget(state, unpack_completed(ident, raw), raw, budget)
+
+
+def _forget(state: State, record: Invocation, raw: bytes, budget: int) -> int:
+    """Remove the journal from its end, and with its last step the rest. How many keys were removed."""
+    rest = max(record.length - budget, 0)
+    for index in range(rest, record.length):
+        drop_step(state, record, index)
+    removed = record.length - rest
+    if rest:
+        state.meta.completed_bytes -= len(raw)
+        record.length = rest
+        raw = pack_completed(record, unpack_completed_outcome(raw))
+        state.meta.completed_bytes += len(raw)
+        state.put(COMPLETED + record.id, raw)
+        return removed
+    forget(state, record, raw)
+    if record.mode == Mode.WORKFLOW and record.key is not None:
+        keyed = state.object(record.oid, record.service, record.key)
+        if not keyed.holder:
+            removed += values.clear(state, keyed) + promises.clear(state, keyed)
+    return removed + 1
+
+
+def drop_step(state: State, record: Invocation, index: int) -> None:
+    """Remove it from a journal that is going, and with it what only it refers to."""
+    key = JOURNAL + record.id + step_bytes(index)
+    if record.blobs:
+        raw = state.get(key)
+        assert raw is not None, "a journal has no hole"
+        blobs.drop_step(state, record, unpack(raw))
+    state.delete(key)
+
+
+def forget(state: State, record: Invocation, raw: bytes) -> None:
+    """All but its journal."""
+    if record.blob_bytes:
+        blobs.release(state, refs.in_outcome(unpack_completed_outcome(raw)))
+    state.delete(COMPLETED + record.id)
+    state.delete(expiry_key(record.due_ms, record.id))
+    if record.failures_total:
+        state.delete(FAILURE + record.id)
+    state.meta.completed -= 1
+    state.meta.completed_bytes -= len(raw) + record.size + record.blob_bytes
+    state.counters(record.service)[Status.COMPLETED] -= 1
+
+
+def purge(state: State, command: Purge) -> Result:
+    if state.load(command.id) is not None:
+        return Result(409, "it is not completed: cancel or kill it first")
+    raw = state.get(COMPLETED + command.id)
+    if raw is None:
+        return UNKNOWN
+    record = unpack_completed(command.id, raw)
+    if record.length <= PURGE_STEPS_MAX:
+        _forget(state, record, raw, record.length)
+        return OK
+    state.delete(expiry_key(record.due_ms, record.id))
+    record.due_ms = state.now_ms
+    state.meta.completed_bytes -= len(raw)
+    raw = pack_completed(record, unpack_completed_outcome(raw))
+    state.meta.completed_bytes += len(raw)
+    state.put(COMPLETED + record.id, raw)
+    state.put(expiry_key(record.due_ms, record.id), b"")
+    state.remind_of(state.now_ms)
+    return OK
+
+
+def next_due(txn: ReadTxn, meta: Meta) -> int | None:
+    if is_too_much(meta):
+        return meta.now_ms
+    for key, _ in txn.scan(EXPIRY, after(EXPIRY)):
+        return int.from_bytes(key[1:9], "big")
+    return None

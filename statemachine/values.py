@@ -1,0 +1,117 @@
+"""The state of virtual objects and workflows: names and payloads, written by who holds the key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.sdk.protocol import NAME_BYTES_MAX, Op, object_id
+from holdfast.statemachine import blobs, refs
+from holdfast.statemachine.commands import Payload, Ref, SetState
+from holdfast.statemachine.effects import OK, Result
+from holdfast.statemachine.records import Object, pack, unpack
+from holdfast.statemachine.state import State
+from holdfast.statemachine.tables import LARGE, VALUE, after
+from holdfast.statemachine.txn import ReadTxn
+
+
+def is_name(value: object) -> bool:
+    return type(value) is str and 0 < len(value.encode()) <= NAME_BYTES_MAX
+
+
+def get(state: State, oid: bytes, name: str) -> Payload | None:
+    key = VALUE + oid + name.encode()
+    raw = state.get(key)
+    return None if raw is None else stored(state, key, raw)
+
+
+def stored(txn: ReadTxn, key: bytes, raw: bytes) -> Payload:
+    """What a row of the table means. An empty value is empty, unless there is a reference for it."""
+    if raw:
+        return raw
+    ref = txn.get(LARGE + key[1:])
+    return b"" if ref is None else unpack(ref)
+
+
+def apply(state: State, keyed: Object, op: int, argument: list[Any]) -> None:
+    """What a SET, CLEAR or CLEAR_ALL of a journal does."""
+    if op == Op.SET:
+        put(state, keyed, argument[0], argument[1])
+    elif op == Op.CLEAR:
+        remove(state, keyed, argument[0])
+    elif op == Op.CLEAR_ALL:
+        clear(state, keyed)
+
+
+def put(state: State, keyed: Object, name: str, payload: Payload) -> None:
+    key = VALUE + keyed.id + name.encode()
+    before = get(state, keyed.id, name)
+    size = refs.size_of(payload)
+    if before is None:
+        keyed.names += 1
+        keyed.size += len(key) + size
+        state.touch_object(keyed)
+    elif size != refs.size_of(before):
+        keyed.size += size - refs.size_of(before)
+        state.touch_object(keyed)
+    blobs.acquire(state, payload)
+    blobs.release(state, before)
+    if type(payload) is bytes:
+        state.put(key, payload)
+        if type(before) is Ref:
+            state.delete(LARGE + key[1:])
+    else:
+        state.put(key, b"")
+        state.put(LARGE + key[1:], pack(payload))
+
+
+def remove(state: State, keyed: Object, name: str) -> None:
+    key = VALUE + keyed.id + name.encode()
+    before = get(state, keyed.id, name)
+    if before is not None:
+        keyed.names -= 1
+        keyed.size -= len(key) + refs.size_of(before)
+        state.touch_object(keyed)
+        state.delete(key)
+        if type(before) is Ref:
+            state.delete(LARGE + key[1:])
+            blobs.release(state, before)
+
+
+def clear(state: State, keyed: Object) -> int:
+    """How many names there were."""
+    if not keyed.names:
+        return 0
+    prefix = VALUE + keyed.id
+    keys = [key for key, _ in state.scan(prefix, after(prefix))]
+    for key in keys:
+        state.delete(key)
+    large = LARGE + keyed.id
+    for key, raw in list(state.scan(large, after(large))):
+        state.delete(key)
+        blobs.release(state, unpack(raw))
+    keyed.names = 0
+    keyed.size = 0
+    state.touch_object(keyed)
+    return len(keys)
+
+
+def names(state: State, oid: bytes) -> list[str]:
+    prefix = VALUE + oid
+    return [key[17:].decode() for key, _ in state.scan(prefix, after(prefix))]
+
+
+def edit(state: State, command: SetState) -> Result:
+    """By an operator, while nobody else may write."""
+    if not all(is_name(name) for name in command.values):
+        return Result(400, f"a name of state has 1 to {NAME_BYTES_MAX} bytes")
+    keyed = state.object(object_id(command.service, command.key), command.service, command.key)
+    if keyed.holder:
+        return Result(409, "an invocation holds this key: wait until it is completed, or cancel it")
+    if command.replace:
+        clear(state, keyed)
+    for name, payload in command.values.items():
+        if payload is None:
+            remove(state, keyed, name)
+        else:
+            put(state, keyed, name, payload)
+    return OK

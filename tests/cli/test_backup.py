@@ -1,0 +1,138 @@
+"""`holdfast backup` against a real node: what is made, listed, read to its end, ended and deleted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_commands import Cli, cli
+
+__all__ = ["cli"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    made = tmp_path / "place"
+    made.mkdir()
+    return made
+
+
+def test_a_backup_is_made_listed_verified_and_deleted(cli: Cli, place: Path) -> None:
+    cli.ok("call", "counter/backed-up/add")
+
+    said = cli.ok("backup", "--to", str(place))
+
+    (listed,) = cli.json("backup", "list", "--from", str(place))
+    assert said.startswith(listed["id"]) and "Messages between partitions were held for" in said
+    assert listed["partitions"] == 2 and listed["bytes"] > 0 and listed["cluster"] == "holdfast"
+    assert listed["id"] in cli.ok("backup", "list", "--from", str(place))
+    assert "Sound: every byte is what was written" in cli.ok("backup", "verify", "--from", str(place))
+    assert cli.json("backup", "verify", listed["id"], "--from", str(place)) == listed
+    assert "is deleted" in cli.ok("backup", "delete", listed["id"], "--from", str(place))
+    assert "has no backups" in cli.ok("backup", "list", "--from", str(place))
+    assert [path for path in place.rglob("*") if path.is_file()] == []
+
+
+def test_a_backup_can_be_made_for_scripts(cli: Cli, place: Path) -> None:
+    made = cli.json("backup", "--to", str(place))
+
+    assert made["status"] == "succeeded" and {row["doing"] for row in made["partitions"]} == {"done"}
+
+
+def test_a_damaged_backup_is_not_sound(cli: Cli, place: Path) -> None:
+    made = cli.json("backup", "--to", str(place))
+    snapshot = next((place / made["id"]).rglob("*.snapshot"))
+    raw = bytearray(snapshot.read_bytes())
+    raw[-7] ^= 1
+    snapshot.write_bytes(raw)
+
+    result = cli.run("backup", "verify", "--from", str(place))
+
+    assert result.exit_code == 1 and "its data is damaged" in result.stderr
+
+
+def test_ctrl_c_ends_a_backup_and_removes_what_it_wrote(cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forever(*_: Any) -> Any:
+        import asyncio
+
+        await asyncio.Event().wait()
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.at.node.backups, "_sent", forever)
+    monkeypatch.setattr("holdfast.cli.backup.time.sleep", interrupt)
+
+    result = cli.run("backup", "--to", str(place))
+
+    assert result.exit_code == 130 and "was ended; what it wrote is removed" in result.stderr
+    assert [path for path in place.rglob("*") if path.is_file()] == []
+
+
+def test_a_place_that_is_wrong_is_told_with_what_to_do(cli: Cli, tmp_path: Path) -> None:
+    missing = cli.run("backup", "--to", str(tmp_path / "missing"))
+    assert missing.exit_code == 1 and "the directory does not exist. Create it" in missing.stderr
+
+    assert "there is no kind of store called 'ftp'" in cli.run("backup", "--to", "ftp://x").stderr
+    assert "does not exist" in cli.run("backup", "list", "--from", str(tmp_path / "missing")).stderr
+    assert cli.run("backup").exit_code == 2
+    os.mkdir(tmp_path / "empty")
+    for command in (("verify",), ("delete", "backup-20260101-000000-abcdef"), ("verify", "nonsense")):
+        result = cli.run("backup", *command, "--from", str(tmp_path / "empty"))
+        assert result.exit_code == 1 and "there is no" in result.stderr, result.stderr
+
+
+def test_an_interrupted_backup_is_shown_as_such(cli: Cli, place: Path) -> None:
+    made = cli.json("backup", "--to", str(place))
+    (place / made["id"] / "manifest.json").unlink()
+
+    (listed,) = cli.json("backup", "list", "--from", str(place))
+
+    assert listed == {"id": made["id"], "note": "not finished: being made, or interrupted"}
+    assert cli.run("backup", "verify", "--from", str(place)).exit_code == 1
+
+
+def test_a_data_directory_is_made_from_a_backup(
+    cli: Cli, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = cli.json("backup", "--to", str(place))
+    monkeypatch.setattr(cli, "environ", {**cli.environ, "HOLDFAST_DATA": str(tmp_path / "new"), "HOLDFAST_NODE": "m1"})
+
+    said = cli.ok("restore", "--from", str(place))
+
+    assert f"node m1 of cluster holdfast has 2 partitions, from {made['id']}." in said
+    assert "Start it: holdfast serve" in said and 'Nodes that join later need: restored = "backup-' in said
+    assert "was restored before and not started yet" in cli.ok("restore", "--from", str(place), "--backup", made["id"])
+    shown = cli.json("restore", "--from", str(place))
+    assert shown["restored"].startswith(made["id"]) and shown["partitions"] == [0, 1] and shown["others"] == []
+
+
+def test_a_restore_says_what_to_do_elsewhere(cli: Cli, place: Path, tmp_path: Path) -> None:
+    made = cli.json("backup", "--to", str(place))
+    (tmp_path / "secret").write_text("a secret of the tests")
+    config = tmp_path / "node.toml"
+    config.write_text(
+        f'data = "{tmp_path / "new"}"\nnode = "m2"\nsecret_file = "{tmp_path / "secret"}"\n'
+        'founders = ["m1", "m2"]\n[peers]\nm1 = "10.0.0.1:5122"\n'
+    )
+
+    said = cli.ok("restore", "--from", str(place), "--config", str(config))
+
+    assert f"Restore m1 as well, each on its own machine, with --backup {made['id']};" in said
+
+
+def test_a_restore_that_cannot_be_says_why(
+    cli: Cli, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "environ", {**cli.environ, "HOLDFAST_DATA": str(tmp_path / "full")})
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").touch()
+    nothing = cli.run("restore", "--from", str(place))
+    assert nothing.exit_code == 1 and "there is no backup" in nothing.stderr
+
+    cli.ok("backup", "--to", str(place))
+    full = cli.run("restore", "--from", str(place))
+    assert full.exit_code == 1 and "not empty (it holds thesis.txt)" in full.stderr and "Move it away" in full.stderr

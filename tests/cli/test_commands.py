@@ -1,0 +1,277 @@
+"""The commands against a real node: what they print for eyes, for scripts, and when something is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from holdfast.cli.main import main
+from tests.cluster.harness import PATIENCE_S
+from tests.cluster.serving import Serving, serving
+
+
+class Cli:
+    """Commands run in this thread, the node in another."""
+
+    def __init__(self, at: Serving, loop: asyncio.AbstractEventLoop) -> None:
+        self.at = at
+        self.loop = loop
+        self.environ = {"HOLDFAST_ADMIN_URL": at.node.admin_url, "HOLDFAST_INGRESS_URL": at.node.ingress_url}
+
+    def run(self, *arguments: str, input: str | None = None) -> Result:
+        return CliRunner().invoke(main, arguments, env=self.environ, input=input)
+
+    def ok(self, *arguments: str, input: str | None = None) -> str:
+        result = self.run(*arguments, input=input)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.ok(*arguments, "--json"))
+
+    def reaches(self, id_: str, status: str) -> None:
+        asyncio.run_coroutine_threadsafe(self.at.reaches(id_, status), self.loop).result(PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
+    path = tmp_path_factory.mktemp("node")
+    ready: list[Cli] = []
+    started, over = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        try:
+            async with serving(path) as at:
+                ready.append(Cli(at, asyncio.get_running_loop()))
+                started.set()
+                await asyncio.to_thread(over.wait)
+        finally:
+            started.set()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    started.wait()
+    try:
+        yield ready[0]
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_call_prints_the_outcome_and_nothing_else(cli: Cli) -> None:
+    assert cli.ok("call", "echo/say", '{"a": 1}') == '{"a": 1}'
+    assert cli.ok("call", "echo/say", "-", input="from stdin") == "from stdin"
+    assert cli.ok("call", "counter/x/add") == "1"
+    assert cli.ok("call", "counter/add", "--key", "x") == "2"
+
+
+def test_a_call_of_what_is_not_there_fails_with_a_hint(cli: Cli) -> None:
+    result = cli.run("call", "nothing/run")
+
+    assert result.exit_code == 1
+    assert "Error: there is no service 'nothing' (404)" in result.stderr
+    assert "Hint: register the deployment that offers it" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_send_prints_the_id_and_finds_the_first_again(cli: Cli) -> None:
+    first = cli.ok("send", "agent/wait", "--idempotency-key", "k").strip()
+    again = cli.ok("send", "agent/wait", "--idempotency-key", "k").strip()
+    delayed = cli.json("send", "echo/say", "1", "--delay", "1h")
+
+    assert first.startswith("inv_")
+    assert again == f"{first} (accepted before)"
+    assert delayed["status"] == "Accepted"
+    assert cli.run("send", "echo/say", "--delay", "soon").exit_code == 1
+
+
+def test_deployments_and_services_are_listed_and_described(cli: Cli) -> None:
+    [deployment] = cli.json("deployments", "list")["deployments"]
+    again = cli.ok("deployments", "register", cli.at.endpoint.uri)
+
+    assert again.startswith(f"Unchanged: {deployment['id']}")
+    assert deployment["id"] in cli.ok("deployments", "list")
+    assert "counter" in cli.ok("deployments", "describe", deployment["id"])
+    assert "virtual" not in cli.ok("services", "list")
+    assert "exclusive" in cli.ok("services", "describe", "counter")
+    assert cli.json("services", "describe", "signup")["kind"] == "workflow"
+    refused = cli.run("deployments", "remove", deployment["id"])
+    assert refused.exit_code == 1 and "Hint:" in refused.stderr
+    assert cli.run("deployments", "describe", "dp_none").exit_code == 1
+    assert cli.run("deployments", "register", "nonsense").exit_code == 1
+
+
+def test_an_invocation_is_described_with_its_journal_and_why_it_waits(cli: Cli) -> None:
+    id_ = cli.ok("send", "agent/wait").strip()
+    cli.reaches(id_, "suspended")
+
+    text = cli.ok("invocations", "describe", id_)
+    shown = cli.json("invocations", "describe", id_)
+
+    assert "why not running" in text and "the awakeable awk_" in text
+    assert "waiting" in text
+    assert [step["op"] for step in shown["journal"]] == ["input", "awakeable"]
+    assert id_ in cli.ok("invocations", "list", "--status", "suspended")
+    assert "awakeable" in cli.ok("invocations", "journal", id_)
+
+
+def test_the_sizes_of_an_invocation_are_shown(cli: Cli) -> None:
+    id_ = cli.ok("send", "echo/say", "-", input="x" * 3_000_000).strip()
+    cli.reaches(id_, "completed")
+
+    text = cli.ok("invocations", "describe", id_)
+
+    assert "bytes of journal, 5.7 MiB in 2 large values" in text
+    assert '"bytes": 3000000' in text
+    assert cli.json("invocations", "describe", id_)["large_bytes"] == 6_000_000
+
+
+def test_invocations_are_acted_on_one_by_one(cli: Cli) -> None:
+    id_ = cli.ok("send", "agent/wait").strip()
+    cli.reaches(id_, "suspended")
+
+    killed = cli.ok("invocations", "kill", id_)
+    cli.reaches(id_, "completed")
+    restarted = cli.json("invocations", "restart", id_)
+    too_late = cli.run("invocations", "pause", id_)
+    purged = cli.ok("invocations", "purge", id_)
+
+    assert killed.strip() == f"Killed {id_}"
+    assert restarted[0]["new_id"].startswith("inv_")
+    assert too_late.exit_code == 1 and id_ in too_late.stderr
+    assert purged.strip() == f"Purged {id_}"
+
+
+def test_many_are_acted_on_after_asking(cli: Cli) -> None:
+    ids = [cli.ok("send", "flaky/stop").strip() for _ in range(3)]
+    for id_ in ids:
+        cli.reaches(id_, "paused")
+
+    declined = cli.run("invocations", "kill", "--service", "flaky", "--status", "paused", input="n\n")
+    agreed = cli.ok("invocations", "kill", "--service", "flaky", "--status", "paused", "--yes")
+
+    assert declined.exit_code == 1 and "service flaky" in declined.output
+    assert "kill: 3 of 3 done" in agreed
+    assert cli.run("invocations", "kill").exit_code == 2
+    assert cli.run("invocations", "kill", ids[0], "--service", "flaky").exit_code == 2
+
+
+def test_state_is_shown_and_edited(cli: Cli) -> None:
+    cli.ok("call", "counter/edited/add")
+
+    assert cli.ok("state", "get", "counter", "edited", "count").strip() == "1"
+    cli.ok("state", "set", "counter", "edited", "count=41", 'tags=["a"]')
+    assert cli.ok("call", "counter/edited/add") == "42"
+    assert cli.json("state", "get", "counter", "edited")["state"] == {"count": 42, "tags": ["a"]}
+    cli.ok("state", "set", "counter", "edited", "--remove", "tags")
+    assert "tags" not in cli.ok("state", "get", "counter", "edited")
+    assert "has no state" in cli.ok("state", "get", "counter", "never")
+    wrong = cli.run("state", "set", "counter", "edited", "name=Ann")
+    assert wrong.exit_code == 2 and "needs quotes" in wrong.stderr
+
+
+def test_no_node_is_an_error_with_a_hint() -> None:
+    result = CliRunner().invoke(main, ["services", "list", "--admin-url", "http://127.0.0.1:1"])
+
+    assert result.exit_code == 1
+    assert "no node answers at http://127.0.0.1:1" in result.stderr
+    assert "HOLDFAST_ADMIN_URL" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["dev"], ["serve"], ["call"], ["send"], ["state", "set"], ["deployments", "register"], ["invocations"],
+     *(["invocations", action] for action in ("list", "describe", "cancel", "kill", "pause", "resume", "restart", "purge"))],
+)  # fmt: skip
+def test_every_command_explains_itself(arguments: list[str]) -> None:
+    result = CliRunner().invoke(main, [*arguments, "--help"])
+
+    assert result.exit_code == 0
+    assert len(result.output.splitlines()) > 3
+
+
+def test_serve_names_the_setting_that_is_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('ingres = ":80"\n')
+
+    result = CliRunner().invoke(main, ["serve", "--config", str(file)])
+
+    assert result.exit_code == 1
+    assert "ingres: there is no such setting; did you mean ingress?" in result.stderr
+
+
+def test_dev_names_what_is_not_an_app() -> None:
+    result = CliRunner().invoke(main, ["dev", "--app", "trips"])
+
+    assert result.exit_code == 2
+    assert "is not MODULE:VARIABLE" in result.stderr
+
+
+def test_config_check_explains_mistakes_and_prints_what_holds(cli: Cli, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("a secret that nobody may read")
+    file = tmp_path / "node.toml"
+    file.write_text(f'node = "n1"\nsecret_file = "{secret}"\nfounders = ["n1", "n2"]\n[peers]\nn2 = "10.0.0.2:5122"\n')
+
+    result = cli.run("config", "check", "--config", str(file))
+    assert result.exit_code == 0
+    assert "n2=10.0.0.2:5122" in result.output and "a secret" not in result.output
+    assert "Note: founders: two nodes stand still when either stops" in result.output
+    assert cli.json("config", "check", "--config", str(file))["settings"]["founders"] == "n1, n2"
+
+    file.write_text('node = "n1"\nreplicas = 3\n')
+    result = cli.run("config", "check", "--config", str(file))
+    assert result.exit_code == 1
+    assert "replicas: there is no such setting; did you mean replication?" in result.output
+
+
+def test_a_snapshot_is_cut_listed_and_read_to_its_end(cli: Cli, tmp_path: Path) -> None:
+    cli.ok("call", "counter/snapshots/add")
+    made = cli.json("snapshot", "create")
+    listed = cli.json("snapshot", "list")
+    first = made[0]
+    directory = Path(listed["directory"])
+    (file,) = directory.glob(f"*/*/{first['name']}")
+
+    assert {each["partition"] for each in made} == {each["partition"] for each in listed["partitions"]}
+    assert listed["store"] is None and listed["error"] is None
+    assert [each["index"] for each in listed["partitions"]] == [each["index"] for each in made]
+    assert cli.json("snapshot", "verify", str(file))["index"] == first["index"]
+    assert "Sound." in cli.ok("snapshot", "verify", str(file))
+    assert "INDEX" in cli.ok("snapshot", "list")
+
+    damaged = tmp_path / file.name
+    raw = bytearray(file.read_bytes())
+    raw[-1] ^= 1
+    damaged.write_bytes(raw)
+    result = cli.run("snapshot", "verify", str(damaged))
+    assert result.exit_code == 1 and "its data is damaged" in result.stderr
+
+
+def test_a_snapshot_of_what_is_not_there_is_refused(cli: Cli) -> None:
+    result = cli.run("snapshot", "create", "77")
+
+    assert result.exit_code == 1 and "there is no partition '77' (404)" in result.stderr
+    assert "has no shared store" in cli.run("snapshot", "list", "--stored").stderr
+
+
+def test_cluster_commands_show_nodes_and_explain_what_cannot_be_done(cli: Cli) -> None:
+    shown = cli.ok("cluster", "status")
+    assert "n1" in shown and "active" in shown and "PARTITION" in shown
+    assert [node["leads"] for node in cli.json("cluster", "status")["nodes"]] == [2]
+
+    stays = cli.run("cluster", "transfer", "0")
+    assert stays.exit_code == 1 and "nobody else can lead partition 0" in stays.output
+    last = cli.run("cluster", "remove", "n1", "--force")
+    assert last.exit_code == 1 and "n1 is the last node" in last.output
+    assert cli.run("cluster", "drain", "n7").exit_code == 1
+    assert cli.run("cluster", "drain", "n1", "--undo", "--move").exit_code == 2
+    assert cli.json("cluster", "drain", "n1", "--undo")["state"] == "active"
+    assert cli.run("cluster", "add", "n2", "nowhere").exit_code == 1

@@ -1,0 +1,391 @@
+"""A node in this process, and a handler endpoint that speaks raw frames, so that a test can say anything a handler might."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from holdfast.cluster.clock import Clock
+from holdfast.cluster.config import Config, Endpoint
+from holdfast.cluster.endpoint import Timing
+from holdfast.cluster.leader import Leadership
+from holdfast.cluster.node import Node
+from holdfast.cluster.partition import Partition
+from holdfast.sdk.protocol import (
+    TO_SDK,
+    Abort,
+    Ack,
+    Completion,
+    Credit,
+    Error,
+    Frame,
+    Goaway,
+    Op,
+    Output,
+    Start,
+    StepFrame,
+    Waiting,
+    decode_batch,
+    encode_batch,
+    unpack_step,
+)
+from holdfast.statemachine import queries, refs
+from holdfast.statemachine.commands import Invoke, Mode
+from holdfast.statemachine.effects import Status
+from holdfast.statemachine.records import Invocation
+
+PATIENCE_S = 60.0
+FAST = Timing(connect_s=5.0, backoff_s=0.01, backoff_max_s=0.1, sweep_s=0.05)
+
+MODES = {"plain": Mode.PLAIN, "exclusive": Mode.EXCLUSIVE, "shared": Mode.SHARED, "main": Mode.WORKFLOW}
+
+
+async def eventually(condition: Callable[[], Any], what: str = "the condition") -> Any:
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not (found := condition()):
+                await asyncio.sleep(0.005)
+            return found
+    except TimeoutError:
+        raise AssertionError(f"{what} did not come true in {PATIENCE_S} s") from None
+
+
+class Handled:
+    """One attempt as the endpoint sees it: frames in, frames out."""
+
+    def __init__(self, start: Start, send: Callable[[Frame], None]) -> None:
+        self.start = start
+        self.id, self.epoch = start.invocation, start.epoch
+        self.journal = [unpack_step(raw) for raw in start.journal]
+        self.length = len(start.journal)
+        self.acked = self.length
+        self.aborted = False
+        self.inbox: asyncio.Queue[Frame] = asyncio.Queue()
+        self._send = send
+
+    @property
+    def input(self) -> bytes:
+        outcome = self.journal[0].outcome
+        assert outcome is not None
+        payload: bytes = outcome[1]
+        return payload
+
+    def send(self, frame: Frame) -> None:
+        self._send(frame)
+
+    def step(self, op: int, key: str, argument: list[Any], outcome: list[Any] | None = None) -> int:
+        index = self.length
+        self.length += 1
+        self.send(StepFrame(self.id, self.epoch, index, op, key, argument, outcome))
+        return index
+
+    def run(self, name: str, result: bytes) -> int:
+        return self.step(Op.RUN, f"0/{name}/{self.length}", [name], [0, result])
+
+    def output(self, payload: bytes) -> None:
+        self.send(Output(self.id, self.epoch, [0, payload]))
+
+    def wait_for(self, *steps: int) -> None:
+        self.send(Waiting(self.id, self.epoch, list(steps)))
+
+    def fail(self, message: str = "no", *, retry_after_ms: int = 0, pause: bool = False) -> None:
+        self.send(Error(self.id, self.epoch, [1, 500, message, "Oops"], retry_after_ms, pause))
+
+    async def acks(self, length: int) -> None:
+        while self.acked < length:
+            await self.receive()
+
+    async def completion(self, index: int) -> list[Any]:
+        while True:
+            frame = await self.receive()
+            if type(frame) is Completion and frame.index == index:
+                return frame.outcome
+
+    async def receive(self) -> Frame:
+        async with asyncio.timeout(PATIENCE_S):
+            frame = await self.inbox.get()
+        if type(frame) is Ack:
+            self.acked = frame.length
+        if type(frame) is Abort:
+            self.aborted = True
+        return frame
+
+
+Script = Callable[[Handled], Awaitable[None]]
+
+
+class FakeEndpoint:
+    """Registered handlers are coroutines over raw frames. `service` is 'name' or 'name:kind'."""
+
+    def __init__(self, handlers: dict[str, Script], *, modes: tuple[str, ...] = ("stream", "request-response")) -> None:
+        self.handlers: dict[tuple[str, str], Script] = {}
+        self.services: dict[str, dict[str, Any]] = {}
+        self.modes = modes
+        self.options: dict[str, Any] = {}
+        self.starts: list[Start] = []
+        self.attempts: dict[bytes, Handled] = {}
+        self.sockets: list[web.WebSocketResponse] = []
+        self.stream_status = 101
+        self.headers: dict[str, str] = {}
+        self.invoke_status: list[int] = []
+        self.credit = 100_000
+        self.raw: list[bytes] = []
+        self.requests = 0
+        self.port = 0
+        for path, script in handlers.items():
+            self.add(path, script)
+
+    def add(self, path: str, script: Script) -> None:
+        """`greeter/hello`, `counter:object/add:exclusive`, `flow:workflow/run:main`"""
+        place, _, name = path.partition("/")
+        service, _, kind = place.partition(":")
+        handler, _, mode = name.partition(":")
+        entry = self.services.setdefault(service, {"name": service, "kind": kind or "service", "handlers": []})
+        entry["handlers"].append({"name": handler, "mode": mode or "plain"})
+        self.handlers[service, handler] = script
+
+    async def start(self) -> None:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_get("/discover", self._discover)
+        app.router.add_get("/stream", self._stream)
+        app.router.add_post("/invoke/{service}/{handler}", self._invoke)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        for socket in self.sockets:
+            with suppress(Exception):
+                await asyncio.wait_for(socket.close(), 0.2)
+        await self._runner.cleanup()
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def cut(self) -> None:
+        """Every connection breaks, without a word."""
+        for socket in self.sockets:
+            transport = socket._req.transport if socket._req is not None else None
+            if transport is not None:
+                transport.abort()
+
+    async def say(self, raw: bytes) -> None:
+        """Bytes on the newest stream, whatever they mean."""
+        await self.sockets[-1].send_bytes(raw)
+
+    async def _discover(self, request: web.Request) -> web.Response:
+        services = [{**service, "options": self.options.get(service["name"], {})} for service in self.services.values()]
+        return web.json_response(
+            {"protocol": {"min": 1, "max": 1}, "sdk": "tests/1", "modes": list(self.modes), "services": services}
+        )
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        if self.stream_status != 101:
+            return web.Response(status=self.stream_status, headers=self.headers)
+        socket = web.WebSocketResponse(compress=False, max_msg_size=1 << 30)
+        await socket.prepare(request)
+        self.sockets.append(socket)
+        out: asyncio.Queue[Frame] = asyncio.Queue()
+        out.put_nowait(Credit(self.credit))
+        tasks = [asyncio.create_task(self._write(socket, out))]
+        live: dict[tuple[bytes, int], Handled] = {}
+        try:
+            async for message in socket:
+                if message.type is not aiohttp.WSMsgType.BINARY:
+                    break
+                self.raw.append(message.data)
+                for frame in decode_batch(message.data, TO_SDK):
+                    if type(frame) is Credit:
+                        continue
+                    out.put_nowait(Credit(1))
+                    if type(frame) is Start:
+                        self.starts.append(frame)
+                        handled = Handled(frame, out.put_nowait)
+                        live[frame.invocation, frame.epoch] = self.attempts[frame.invocation] = handled
+                        script = self.handlers[frame.service, frame.handler]
+                        tasks.append(asyncio.create_task(self._handle(script, handled)))
+                    else:
+                        assert not isinstance(frame, Goaway)
+                        found = live.get((frame.invocation, frame.epoch))  # type: ignore[union-attr]
+                        if found is not None:
+                            found.inbox.put_nowait(frame)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return socket
+
+    async def _handle(self, script: Script, handled: Handled) -> None:
+        await script(handled)
+
+    async def _write(self, socket: web.WebSocketResponse, out: asyncio.Queue[Frame]) -> None:
+        with suppress(ConnectionError, RuntimeError):
+            while True:
+                frames = [await out.get()]
+                while not out.empty():
+                    frames.append(out.get_nowait())
+                await socket.send_bytes(encode_batch(frames))
+
+    async def _invoke(self, request: web.Request) -> web.Response:
+        self.requests += 1
+        if self.invoke_status:
+            return web.Response(status=self.invoke_status.pop(0), headers=self.headers, text="told to")
+        (start,) = decode_batch(await request.read(), TO_SDK)
+        assert type(start) is Start and not start.more
+        self.starts.append(start)
+        frames: list[Frame] = []
+        handled = Handled(start, frames.append)
+        await self.handlers[request.match_info["service"], request.match_info["handler"]](handled)
+        return web.Response(body=encode_batch(frames), content_type="application/vnd.holdfast+msgpack")
+
+
+def leads(partition: Partition) -> bool:
+    return isinstance(partition.leadership, Leadership) and partition.leadership.announced
+
+
+class World:
+    """A node on a directory, and endpoints."""
+
+    def __init__(self, path: Path, *, partitions: int = 2, **settings: Any) -> None:
+        self.path = path
+        self.failures: list[BaseException] = []
+        self.endpoints: list[FakeEndpoint] = []
+        self.boot = "boot 1"
+        self.clock: Clock | None = None
+        self._settings = {"partitions": partitions, **settings}
+        self.node: Node
+
+    async def start(self) -> Node:
+        free = Endpoint("127.0.0.1", 0)
+        config = Config(data=self.path / "node", ingress=free, admin=free, peer=free, **self._settings)
+        self.node = Node(config, clock=self.clock, timing=FAST, boot=self.boot, on_fatal=self.failures.append)
+        await self.node.start()
+        await eventually(lambda: all(leads(partition) for partition in self.node.partitions), "leading")
+        return self.node
+
+    async def kill(self) -> None:
+        """As the node's process would end by SIGKILL: nothing is handed over, nothing is closed cleanly."""
+        node = self.node
+        node.stopping = True
+        node.invoker.stopping = True
+        for partition in node.partitions:
+            if partition.leadership is not None:
+                partition.leadership.end()
+        if node.ingress is not None:
+            await node.ingress.stop()
+        if node.admin is not None:
+            await node.admin.stop()
+        if node._introducing is not None:
+            node._introducing.cancel()
+        await node.controller.stop()
+        await node.handover.stop()
+        await node.leftovers.stop()
+        await node.invoker.close()
+        await node.registry.close()
+        await node.backups.stop()
+        await node.snapshots.stop()
+        await node.log.stop(handover_s=0.0)
+        for machine in node.machines.values():
+            machine.state._env.close()
+
+    async def restart(self) -> Node:
+        await self.kill()
+        return await self.start()
+
+    async def register(self, handlers: dict[str, Script], **kwargs: Any) -> FakeEndpoint:
+        endpoint = FakeEndpoint(handlers, **kwargs)
+        await endpoint.start()
+        self.endpoints.append(endpoint)
+        await self.node.registry.register(endpoint.uri, force=True)
+        return endpoint
+
+    async def stop(self) -> None:
+        await self.node.stop()
+        for endpoint in self.endpoints:
+            await endpoint.stop()
+        assert not self.failures, self.failures
+
+    # -- invocations
+
+    def invoke(self, path: str, payload: bytes = b"", *, key: str | None = None, ident: bytes | None = None) -> Invoke:
+        service, _, handler = path.partition("/")
+        target = self.node.registry.resolve(service, handler)
+        return Invoke(
+            ident or self.node.router.mint(service, key),
+            service,
+            handler,
+            key,
+            target.mode,
+            payload,
+            {},
+            0,
+            None,
+            -1,
+            target.options.retention_ms,
+        )
+
+    async def call(self, path: str, payload: bytes = b"", *, key: str | None = None, ident: bytes | None = None) -> Any:
+        """The outcome, as a client would get it."""
+        command = self.invoke(path, payload, key=key, ident=ident)
+        return await self.outcome_of(command)
+
+    async def outcome_of(self, command: Invoke) -> Any:
+        async with asyncio.timeout(PATIENCE_S):
+            with self.node.replies.wait(command.id) as reply:
+                result = await self.node.router.submit(command.id, command)
+                outcome = result.outcome if result.outcome is not None else await reply
+            ref = refs.in_outcome(outcome)
+            return outcome if ref is None else [0, await self.node.reader.value(command.id, ref)]
+
+    async def send(self, path: str, payload: bytes = b"", *, key: str | None = None) -> bytes:
+        command = self.invoke(path, payload, key=key)
+        result = await self.node.router.submit(command.id, command)
+        assert result.code == 0, result
+        return command.id
+
+    def record(self, ident: bytes) -> Invocation | None:
+        with self.node.router.partition(ident).state.read() as txn:
+            return queries.load(txn, ident)
+
+    def outcome(self, ident: bytes) -> Any:
+        with self.node.router.partition(ident).state.read() as txn:
+            return queries.outcome(txn, ident)
+
+    async def reaches(self, ident: bytes, status: int) -> Invocation:
+        def there() -> Invocation | None:
+            record = self.record(ident)
+            return record if record is not None and record.status == status else None
+
+        found: Invocation = await eventually(there, f"status {status}")
+        return found
+
+    async def completed(self, ident: bytes) -> Any:
+        await self.reaches(ident, Status.COMPLETED)
+        return self.outcome(ident)
+
+
+@asynccontextmanager
+async def world(path: Path, **settings: Any) -> AsyncIterator[World]:
+    made = World(path, **settings)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+async def echo(handled: Handled) -> None:
+    handled.output(handled.input)
+
+
+def entropy() -> bytes:
+    return os.urandom(16)

@@ -1,0 +1,210 @@
+"""A door that closes: whoever was let in is answered, and nobody is thrown out with a request in hand."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+
+import pytest
+from aiohttp import web
+
+from holdfast.cluster.config import Endpoint
+from holdfast.cluster.doors import FRESH_S, IDLE_S, Door
+from holdfast.sdk.loop import new_event_loop
+
+PATIENCE_S = 60.0
+ASK = b"GET / HTTP/1.1\r\nHost: door\r\n\r\n"
+
+
+class Client:
+    """A connection, made and used without the help of the loop that serves it."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+
+    def send(self, data: bytes = ASK) -> None:
+        self.socket.sendall(data)
+
+    async def receive(self) -> bytes:
+        """All that comes until the other side closes; a reset raises."""
+
+        def read() -> bytes:
+            found = b""
+            while piece := self.socket.recv(65536):
+                found += piece
+            return found
+
+        return await asyncio.to_thread(read)
+
+    async def receive_one(self) -> bytes:
+        return await asyncio.to_thread(self.socket.recv, 65536)
+
+
+Scenario = Callable[[Door, web.Server], Awaitable[None]]
+
+
+def run(scenario: Scenario, *, handler: Callable[[web.BaseRequest], Awaitable[web.Response]] | None = None) -> None:
+    """On both loops that nodes run on: they accept, read and close in different orders."""
+
+    async def main() -> None:
+        async def answer(request: web.BaseRequest) -> web.Response:
+            response = await handler(request) if handler is not None else web.Response(text="hello")
+            if door.leaving:
+                response.force_close()
+            return response
+
+        server = web.Server(answer, access_log=None)
+        door = Door(server)
+        await door.open(Endpoint("127.0.0.1", 0))
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await scenario(door, server)
+        finally:
+            await door.close()
+
+    for factory in (asyncio.new_event_loop, new_event_loop):
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(main())
+
+
+def test_who_waits_in_the_queue_of_the_kernel_is_let_in_and_answered() -> None:
+    async def scenario(door: Door, server: web.Server) -> None:
+        clients = [Client(door.port) for _ in range(100)]  # Nobody has let them in yet: the loop did not turn.
+
+        finishing = asyncio.ensure_future(door.finish(PATIENCE_S))
+        await asyncio.sleep(0.05)
+        for client in clients:
+            with closing(client.socket):
+                client.send()
+                answer = await client.receive()
+                assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer.lower()
+        await finishing
+
+        with pytest.raises(ConnectionRefusedError):
+            Client(door.port)
+
+    run(scenario)
+
+
+def test_a_door_without_clients_closes_at_once() -> None:
+    async def scenario(door: Door, server: web.Server) -> None:
+        began = time.monotonic()
+
+        await door.finish(PATIENCE_S)
+
+        assert time.monotonic() - began < IDLE_S
+
+    run(scenario)
+
+
+def test_a_door_that_is_left_lets_in_and_says_goodbye_with_every_answer() -> None:
+    async def scenario(door: Door, server: web.Server) -> None:
+        with closing(Client(door.port).socket) as plain:
+            old = Client.__new__(Client)
+            old.socket = plain
+            old.send()
+            assert b"connection: close" not in (await old.receive_one()).lower()
+            door.leave()
+            new = Client(door.port)
+            with closing(new.socket):
+                for client in (old, new):
+                    client.send()
+                    answer = await client.receive()
+                    assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer.lower()
+
+        await door.finish(PATIENCE_S)
+
+        assert not door.connections
+
+    run(scenario)
+
+
+def test_connections_from_which_nothing_comes_are_closed_after_a_while() -> None:
+    async def scenario(door: Door, server: web.Server) -> None:
+        used, fresh = Client(door.port), Client(door.port)
+        with closing(used.socket), closing(fresh.socket):
+            used.send()
+            await used.receive_one()
+            began = time.monotonic()
+            door.leave()
+            assert await used.receive() == b""
+            assert time.monotonic() - began >= IDLE_S
+            assert await fresh.receive() == b""
+            assert time.monotonic() - began >= FRESH_S
+
+        await door.finish(PATIENCE_S)
+
+    run(scenario)
+
+
+def test_a_connection_is_never_closed_with_a_request_unread() -> None:
+    async def scenario(door: Door, server: web.Server) -> None:
+        client = Client(door.port)
+        with closing(client.socket):
+            client.send()
+            await client.receive_one()
+            (connection,) = server.connections
+            transport = connection.transport
+            assert transport is not None
+            transport.pause_reading()  # As if the loop had not come to it.
+            client.send()
+            finishing = asyncio.ensure_future(door.finish(PATIENCE_S))
+            await asyncio.sleep(2 * IDLE_S)
+            assert not finishing.done()
+            transport.resume_reading()
+
+            assert (await client.receive()).startswith(b"HTTP/1.1 200")
+            await finishing
+
+    run(scenario)
+
+
+def test_requests_in_progress_are_waited_for() -> None:
+    gate: list[asyncio.Event] = []
+
+    async def handler(request: web.BaseRequest) -> web.Response:
+        await gate[-1].wait()
+        return web.Response(text="late")
+
+    async def scenario(door: Door, server: web.Server) -> None:
+        gate.append(asyncio.Event())
+        client = Client(door.port)
+        with closing(client.socket):
+            client.send()
+            finishing = asyncio.ensure_future(door.finish(PATIENCE_S))
+            await asyncio.sleep(2 * IDLE_S)
+            assert not finishing.done()
+            gate[-1].set()
+
+            assert (await client.receive()).endswith(b"late")
+            await finishing
+
+    run(scenario, handler=handler)
+
+
+def test_a_door_that_is_passed_on_is_never_shut() -> None:
+    async def scenario(door: Door, server: web.Server) -> None:
+        waiting = Client(door.port)  # In the kernel's queue of the old door.
+        with closing(waiting.socket):
+            sockets = door.pass_on()
+            between = Client(door.port)  # Nobody is there at all.
+
+            async def answer(request: web.BaseRequest) -> web.Response:
+                response = web.Response(text="the next one")
+                response.force_close()
+                return response
+
+            successor = Door(web.Server(answer, access_log=None))
+            await successor.open(Endpoint("127.0.0.1", 0), sockets)
+            assert successor.port == door.port
+            with closing(between.socket):
+                for client in (waiting, between):
+                    client.send()
+                    assert (await client.receive()).endswith(b"the next one")
+            await successor.finish(PATIENCE_S)
+            await successor.close()
+
+    run(scenario)

@@ -1,0 +1,191 @@
+"""A cluster forms once: who takes part, who is refused, and what a refused node tells its operator."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from holdfast.cluster.config import BadConfig, Config, Endpoint
+from holdfast.cluster.founding import Founding, open_founding, write_founding
+from holdfast.cluster.node import Node
+from holdfast.log.errors import WrongDirectory
+from tests.cluster.harness import FAST, PATIENCE_S, eventually
+from tests.ports import free_ports
+
+NAMES = ("n1", "n2", "n3")
+
+
+class Places:
+    """Where the nodes of a test are. Nodes are told what the test wants them to believe."""
+
+    def __init__(self, path: Path, *names: str) -> None:
+        self.path = path
+        self.at = {name: Endpoint("127.0.0.1", port) for name, port in zip(names, free_ports(len(names)), strict=True)}
+
+    def node(self, name: str, **settings: Any) -> Node:
+        free = Endpoint("127.0.0.1", 0)
+        settings.setdefault("peers", {other: place for other, place in self.at.items() if other != name})
+        config = Config(
+            node=name, data=self.path / name, ingress=free, admin=free, peer=self.at[name], partitions=1,
+            secret=b"the secret of the tests", **settings,
+        )  # fmt: skip
+        return Node(config, timing=FAST)
+
+
+async def stop(*nodes: Node) -> None:
+    await asyncio.gather(*(node.stop() for node in nodes))
+
+
+def waits_for(node: Node) -> str:
+    return node.forming.waits_for if hasattr(node, "forming") else ""
+
+
+async def give_up(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_cluster_forms_only_with_all_its_founders(tmp_path: Path) -> None:
+    """Two of three are a majority, and wait all the same: the third may remember a cluster that these two forgot."""
+    places = Places(tmp_path, *NAMES)
+    nodes = {name: places.node(name) for name in NAMES}
+    first = [asyncio.ensure_future(nodes[name].start()) for name in ("n1", "n2")]
+    await eventually(lambda: all(waits_for(nodes[name]).endswith("yet: n3 did not answer") for name in ("n1", "n2")))
+
+    async with asyncio.timeout(PATIENCE_S):
+        await nodes["n3"].start()
+        await asyncio.gather(*first)
+
+    assert {node.meta.state.partitions for node in nodes.values()} == {1}
+    await stop(*nodes.values())
+
+
+async def test_a_formed_cluster_starts_again_without_one_of_its_founders(tmp_path: Path) -> None:
+    places = Places(tmp_path, *NAMES)
+    nodes = [places.node(name) for name in NAMES]
+    await asyncio.gather(*(node.start() for node in nodes))
+    await stop(*nodes)
+
+    again = [places.node(name) for name in NAMES[:2]]
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*(node.start() for node in again))
+
+    await eventually(lambda: again[0].unhealthy() is None)
+    await stop(*again)
+
+
+@pytest.mark.parametrize("wiped", [("n1",), ("n3",), ("n1", "n2")])
+async def test_nodes_that_lost_their_directory_are_refused_and_told_why(tmp_path: Path, wiped: tuple[str, ...]) -> None:
+    """Also a majority of them: together they would form a second cluster, without what the first one acknowledged."""
+    places = Places(tmp_path, *NAMES)
+    nodes = [places.node(name) for name in NAMES]
+    await asyncio.gather(*(node.start() for node in nodes))
+    await stop(*nodes)
+    for name in wiped:
+        shutil.rmtree(tmp_path / name)
+
+    again = {name: places.node(name) for name in NAMES}
+    starts = {name: asyncio.ensure_future(node.start()) for name, node in again.items()}
+    for name in wiped:
+        with pytest.raises(WrongDirectory, match=r"another disk than it had.*under a new name"):
+            async with asyncio.timeout(PATIENCE_S):
+                await starts[name]
+
+    kept = [name for name in NAMES if name not in wiped]
+    if len(kept) == 2:
+        await asyncio.gather(*(starts[name] for name in kept))
+        await stop(*(again[name] for name in kept))
+    else:
+        assert not starts["n3"].done(), "one of three does not serve"
+        await give_up(starts["n3"])
+
+
+async def test_halves_that_were_told_of_different_founders_never_meet(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    places = Places(tmp_path, *NAMES)
+    left = places.node("n1", founders=("n1", "n2", "n3"))
+    right = places.node("n2", founders=("n1", "n2"))
+    starts = [asyncio.ensure_future(node.start()) for node in (left, right)]
+
+    await eventually(lambda: hasattr(left, "log") and hasattr(left.log, "_links") and left.log.links()["n2"].last_error)
+
+    assert "another cluster id (name and founders)" in str(left.log.links()["n2"].last_error)
+    assert (
+        "the same name, but formed by other founders, or from another backup; every node must be given the same ones"
+        in caplog.text
+    )
+    assert not any(start.done() for start in starts)
+    for start in starts:
+        await give_up(start)
+
+
+async def test_a_node_that_is_no_founder_forms_nothing_and_says_what_it_waits_for(tmp_path: Path) -> None:
+    places = Places(tmp_path, "n1", "n4")
+    founder = places.node("n1", founders=("n1",), peers={})
+    await founder.start()
+    joiner = places.node("n4", founders=("n1",))
+    start = asyncio.ensure_future(joiner.start())
+    await eventually(lambda: waits_for(joiner) and joiner._doorman.ports)
+
+    async with aiohttp.ClientSession() as http:
+        for port in joiner._doorman.ports:
+            async with http.get(f"http://127.0.0.1:{port}/health") as response:
+                body = await response.json()
+
+                assert response.status == 503
+                assert "n4 is not a founder, and waits until it is added" in body["message"]
+    assert not start.done() and not joiner.log.host.replicas
+    await give_up(start)
+    await founder.stop()
+
+
+def test_a_directory_remembers_its_founders(tmp_path: Path) -> None:
+    peers = {name: Endpoint("127.0.0.1", 1) for name in ("n2", "n3")}
+    first = open_founding(Config(node="n1", data=tmp_path, peers=peers))
+    assert first.founders == NAMES
+
+    grown = open_founding(Config(node="n1", data=tmp_path, peers={**peers, "n4": Endpoint("127.0.0.1", 1)}))
+
+    assert grown.cluster_id == first.cluster_id, "who joins later changes nothing"
+    with pytest.raises(WrongDirectory, match="formed by n1, n2, n3, but the setting founders says n1, n2"):
+        open_founding(Config(node="n1", data=tmp_path, founders=("n1", "n2"), peers=peers))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"node": "n2"}, "it belongs to node n1 of cluster holdfast, this is node n2"),
+        ({"node": "n1", "cluster": "other"}, "it belongs to node n1 of cluster holdfast, this is node n1 of other"),
+    ],
+)
+def test_a_foreign_directory_is_refused(tmp_path: Path, settings: dict[str, Any], sentence: str) -> None:
+    write_founding(tmp_path, Founding("holdfast", "n1", ("n1",)))
+
+    with pytest.raises(WrongDirectory, match=sentence):
+        open_founding(Config(data=tmp_path, **settings))
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b'{"cluster": "c"}', b"{"])
+def test_a_damaged_record_of_the_cluster_is_not_guessed(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "CLUSTER").write_bytes(damage)
+
+    with pytest.raises(WrongDirectory, match="CLUSTER cannot be read"):
+        open_founding(Config(data=tmp_path))
+
+
+def test_a_log_without_the_record_of_its_cluster_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+
+    with pytest.raises(WrongDirectory, match="CLUSTER is missing"):
+        open_founding(Config(data=tmp_path))
+
+
+def test_founders_without_an_address_are_missed_at_once(tmp_path: Path) -> None:
+    with pytest.raises(BadConfig, match="no address of n3"):
+        open_founding(Config(data=tmp_path, founders=NAMES, peers={"n2": Endpoint("127.0.0.1", 1)}))

@@ -1,0 +1,229 @@
+"""Frames of a handler as commands: whatever comes, a command that can be written, or a ProtocolError."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.cluster.frames import Translator
+from holdfast.cluster.registry import Options, Target
+from holdfast.sdk.protocol import (
+    NUMBERS,
+    OPS,
+    TO_NODE,
+    Abandon,
+    Credit,
+    Error,
+    Goaway,
+    Intent,
+    Op,
+    Output,
+    ProtocolError,
+    RunDone,
+    RunFailed,
+    StepFrame,
+    Waiting,
+    child_id,
+    decode_batch,
+    workflow_id,
+)
+from holdfast.statemachine.commands import (
+    Invoke,
+    Mode,
+    RecordStep,
+    Redispatch,
+    SuspendAttempt,
+    decode_command,
+    encode_command,
+)
+from holdfast.statemachine.machine import apply
+from holdfast.statemachine.memory import Memory
+from holdfast.statemachine.state import State
+
+ID = bytes(range(16))
+
+
+class Directory:
+    targets = {  # noqa: RUF012
+        ("plain", "go"): Target("plain", "go", "service", Mode.PLAIN, "dp_1", Options()),
+        ("kv", "put"): Target("kv", "put", "object", Mode.EXCLUSIVE, "dp_1", Options()),
+        ("flow", "run"): Target("flow", "run", "workflow", Mode.WORKFLOW, "dp_1", Options()),
+    }
+
+    def find(self, service: str, handler: str) -> Target | None:
+        return self.targets.get((service, handler))
+
+
+class Sender:
+    def __init__(self) -> None:
+        self.id = ID
+        self.epoch = 1
+        self.target = Directory.targets["plain", "go"]
+        self.pinned = False
+        self.sent = 1
+
+    def now_ms(self) -> int:
+        return 1_000_000
+
+
+def translator() -> Translator:
+    return Translator(Directory(), Random(1))
+
+
+def step(op: int, argument: list[Any], outcome: list[Any] | None = None, index: int = 1) -> StepFrame:
+    return StepFrame(ID, 1, index, op, "0/x/1", argument, outcome)
+
+
+def record(frame: StepFrame) -> RecordStep:
+    command = translator().command(Sender(), frame)
+    assert isinstance(command, RecordStep)
+    return command
+
+
+def test_the_first_step_pins_and_later_ones_do_not() -> None:
+    sender = Sender()
+    make = translator()
+
+    first = make.command(sender, step(Op.RUN, ["a"], [0, b""]))
+    second = make.command(sender, step(Op.RUN, ["a"], [0, b""], 2))
+
+    assert isinstance(first, RecordStep) and first.deployment == "dp_1"
+    assert isinstance(second, RecordStep) and second.deployment is None
+
+
+def test_a_call_begins_a_child_whose_id_both_sides_know() -> None:
+    command = record(step(Op.CALL, ["kv", "put", "k", b"payload", {"a": "b"}]))
+
+    assert command.child is not None and command.outcome is None
+    child = Invoke(*command.child)
+    assert child.id == child_id(ID, 1, "kv", "k", spread=False)
+    assert (child.payload, child.headers, child.mode) == (b"payload", {"a": "b"}, Mode.EXCLUSIVE)
+    assert (child.caller, child.caller_step) == (ID, 1)
+    assert b"payload" not in msgpack.packb(command.argument), "it is written once"
+
+
+def test_a_workflow_is_called_by_its_key_alone() -> None:
+    command = record(step(Op.CALL, ["flow", "run", "k", b"", {}]))
+
+    assert command.child is not None
+    assert command.child[0] == workflow_id("flow", "k")
+
+
+def test_a_delayed_send_starts_later_and_nobody_waits_for_it() -> None:
+    command = record(step(Op.SEND, ["plain", "go", None, b"", {}, 5000]))
+
+    assert command.child is not None
+    child = Invoke(*command.child)
+    assert child.start_at_ms == 1_005_000 and child.caller_step == -1
+
+
+def test_waiting_for_nothing_means_once_more() -> None:
+    assert translator().command(Sender(), Waiting(ID, 1, [])) == Redispatch(ID, 1)
+    assert translator().command(Sender(), Waiting(ID, 1, [3])) == SuspendAttempt(ID, 1, [3])
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        step(Op.RUN, ["a"]),
+        step(Op.RUN, [], [0, b""]),
+        step(Op.RUN, [7], [0, b""]),
+        step(Op.SLEEP, [-1]),
+        step(Op.SLEEP, [1.5]),
+        step(Op.SLEEP, [2**62]),
+        step(Op.SLEEP, [5], [0, b""]),
+        step(Op.CALL, ["a", "b", None, "text", {}]),
+        step(Op.CALL, ["a", "b", None, b"", {1: "x"}]),
+        step(Op.CALL, ["a", "b", None, b"", {"x" * 20_000: "x"}]),
+        step(Op.CALL, ["a", "b", None, b""]),
+        step(Op.SEND, ["a", "b", None, b"", {}]),
+        step(Op.SET, ["name", "text"]),
+        step(Op.ATTACH, [b"short"]),
+        step(Op.RESOLVE_AWAKEABLE, [ID, -1, [0, b""]]),
+        step(Op.RESOLVE, ["p", [2]]),
+        step(Op.VALUE, ["now"]),
+        Credit(3),
+        Goaway(""),
+    ],
+)
+def test_what_no_sdk_sends_is_refused(frame: Any) -> None:
+    with pytest.raises(ProtocolError):
+        translator().command(Sender(), frame)
+
+
+# -- fuzzing ---------------------------------------------------------------------------------------------------------------
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=20)
+    | st.binary(max_size=40) | st.sampled_from(["plain", "go", "kv", "put", "flow", "run", ID]),
+    lambda inner: st.lists(inner, max_size=7) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=12,
+)  # fmt: skip
+ids = st.just(ID) | st.binary(min_size=16, max_size=16)
+outcomes = st.none() | st.tuples(st.just(0), st.binary(max_size=10)).map(list) | st.just([1, 500, "m", "k"]) | junk
+arguments = st.lists(junk, max_size=8) | st.sampled_from(
+    [
+        ["a"],
+        [],
+        [50],
+        ["plain", "go", None, b"", {}],
+        ["kv", "put", "k", b"", {}, 5],
+        ["n", b"v"],
+        [ID],
+        ["n", [0, b""]],
+        [ID, 1, [0, b""]],
+    ]
+)
+rows = st.one_of(
+    st.tuples(
+        st.just(NUMBERS[StepFrame]), ids, st.just(1), st.integers(0, 4), st.sampled_from(sorted(OPS)), st.just("0/x/1"),
+        arguments, outcomes,
+    ),
+    st.tuples(st.just(NUMBERS[Waiting]), ids, st.just(1), st.lists(st.integers(0, 5), max_size=4)),
+    st.tuples(st.just(NUMBERS[Output]), ids, st.just(1), outcomes),
+    st.tuples(st.just(NUMBERS[Error]), ids, st.just(1), outcomes, st.integers(0, 2**63), st.booleans()),
+    st.tuples(st.just(NUMBERS[RunFailed]), ids, st.just(1), st.integers(0, 4), st.just("k"), st.just("n"), outcomes,
+              st.none() | st.lists(st.integers(0, 2**63 - 1), min_size=6, max_size=6)),
+    st.tuples(st.just(NUMBERS[Intent]), ids, st.just(1), st.integers(0, 4), st.just("k"), st.just("n")),
+    st.tuples(st.just(NUMBERS[RunDone]), ids, st.just(1), st.integers(0, 4), outcomes),
+    st.tuples(st.just(NUMBERS[Abandon]), ids, st.just(1), st.integers(0, 4)),
+    st.lists(junk, max_size=6),
+)  # fmt: skip
+
+
+@settings(max_examples=600, deadline=None)
+@given(batch=st.lists(rows, max_size=6))
+def test_any_bytes_of_an_endpoint_become_commands_that_apply_or_a_protocol_error(batch: list[Any]) -> None:
+    """Total from end to end: what is let through is encoded, decoded to the same, and applied without an exception."""
+    raw = msgpack.packb([list(row) for row in batch])
+    state = State(0, 1)
+    state.begin(Memory())
+    apply(state, 1_000_000, Invoke(ID, "plain", "go", None, Mode.PLAIN, b"in", {}, 0, None, -1, 1000))
+    make, sender = translator(), Sender()
+    try:
+        for frame in decode_batch(raw, TO_NODE):
+            if isinstance(frame, Credit | Goaway):
+                continue
+            command = make.command(sender, frame)
+            encoded = encode_command(command)
+            assert encode_command(decode_command(encoded)) == encoded
+            apply(state, 1_000_001, decode_command(encoded))
+    except ProtocolError:
+        pass
+    state.flush()
+
+
+@settings(max_examples=300, deadline=None)
+@given(raw=st.binary(max_size=200))
+def test_random_bytes_are_refused_without_any_other_error(raw: bytes) -> None:
+    try:
+        for frame in decode_batch(raw, TO_NODE):
+            if not isinstance(frame, Credit | Goaway):
+                translator().command(Sender(), frame)
+    except ProtocolError:
+        pass

@@ -1,0 +1,129 @@
+"""From ids to partitions, and commands that are submitted again."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+
+import pytest
+
+from holdfast.log.errors import NotLeader, OutcomeUnknown, ProposalError
+from holdfast.sdk.protocol import partition_key, partition_of
+from holdfast.statemachine.commands import Cancel, Command, CompleteStep, DecideStep, Invoke, SetState
+from holdfast.statemachine.effects import Result
+from tests.cluster.harness import echo, world
+
+
+def test_ids_without_a_key_reach_every_partition_and_share_batches_meanwhile(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path, partitions=5) as it:
+            router = it.node.router
+
+            idents = [router.mint("greeter") for _ in range(256 * 10)]
+
+            numbers = [partition_of(ident, 5) for ident in idents]
+            assert set(numbers) == {0, 1, 2, 3, 4}
+            assert sum(one != other for one, other in itertools.pairwise(numbers)) <= 10
+            assert len(set(idents)) == len(idents)
+
+    asyncio.run(run())
+
+
+def test_ids_with_a_key_lie_where_the_key_lies(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path, partitions=5) as it:
+            for number in range(50):
+                ident = it.node.router.mint("kv", f"k{number}")
+
+                assert ident[:4] == partition_key("kv", f"k{number}")
+                assert it.node.router.partition(ident).number == partition_of(ident, 5)
+
+    asyncio.run(run())
+
+
+class Fickle:
+    """A door that fails first, and says whether the command took effect."""
+
+    def __init__(self, real: object, errors: list[ProposalError], *, takes_effect: bool) -> None:
+        self._propose = real
+        self.errors = errors
+        self.takes_effect = takes_effect
+        self.calls = 0
+
+    def __call__(self, command: Command) -> asyncio.Future[Result]:
+        self.calls += 1
+        if not self.errors:
+            return self._propose(command)  # type: ignore[operator, no-any-return]
+        if self.takes_effect:
+            self._propose(command)  # type: ignore[operator]
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        future.set_exception(self.errors.pop(0))
+        return future
+
+
+@pytest.mark.parametrize("takes_effect", [False, True])
+def test_an_invoke_whose_fate_is_unknown_is_submitted_again_and_runs_once(tmp_path: Path, takes_effect: bool) -> None:
+    async def run() -> None:
+        async with world(tmp_path, partitions=1) as it:
+            endpoint = await it.register({"greeter/echo": echo})
+            (partition,) = it.node.partitions
+            errors: list[ProposalError] = [OutcomeUnknown("the leader changed"), NotLeader(None)]
+            door = Fickle(partition.propose, errors, takes_effect=takes_effect)
+            partition.propose = door  # type: ignore[method-assign]
+
+            assert await it.call("greeter/echo", b"hi") == [0, b"hi"]
+
+            assert door.calls == 3
+            assert len(endpoint.starts) == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [DecideStep(bytes(16), 1, [0, b""]), Cancel(bytes(16)), SetState("counter", "k", {"total": b"1"}, False)],
+    ids=["DecideStep", "Cancel", "SetState"],
+)
+def test_a_command_that_cannot_be_repeated_says_that_its_outcome_is_open(tmp_path: Path, command: Command) -> None:
+    async def run() -> None:
+        async with world(tmp_path, partitions=1) as it:
+            (partition,) = it.node.partitions
+            door = Fickle(partition.propose, [OutcomeUnknown("the leader changed")], takes_effect=True)
+            partition.propose = door  # type: ignore[method-assign]
+
+            with pytest.raises(OutcomeUnknown):
+                await it.node.router.submit(bytes(16), command)
+
+            assert door.calls == 1
+
+    asyncio.run(run())
+
+
+def test_completing_an_awakeable_is_tried_again_when_its_fate_is_unknown(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path, partitions=1) as it:
+            (partition,) = it.node.partitions
+            door = Fickle(partition.propose, [OutcomeUnknown("the leader changed")], takes_effect=True)
+            partition.propose = door  # type: ignore[method-assign]
+            command = CompleteStep(bytes(16), 1, [0, b""])
+
+            assert (await it.node.router.submit(command.id, command)).code == 404
+
+            assert door.calls == 2
+
+    asyncio.run(run())
+
+
+def test_the_same_invocation_twice_at_once_is_one(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path) as it:
+            endpoint = await it.register({"greeter/echo": echo})
+            command: Invoke = it.invoke("greeter/echo", b"once")
+
+            outcomes = await asyncio.gather(*(it.outcome_of(command) for _ in range(50)))
+
+            assert outcomes == [[0, b"once"]] * 50
+            assert len(endpoint.starts) == 1
+
+    asyncio.run(run())

@@ -1,0 +1,189 @@
+"""Snapshots of a working node: cut beside the work, the log trimmed behind them, and what a restart makes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.cluster.snapshots import Keeper, listed
+from holdfast.sdk.protocol import Op
+from holdfast.snapshots.files import SteadyWriter
+from holdfast.snapshots.format import SnapshotFile, verify
+from tests.cluster.harness import Handled, World, eventually, world
+
+OFTEN: dict[str, Any] = {"snapshot_entries": 100, "snapshot_interval": 0.0, "log_tail": 50}
+SELDOM: dict[str, Any] = {"log_tail": 0}
+
+
+async def count(handled: Handled) -> None:
+    """A counter per key, so that what is lost or done twice shows."""
+    index = handled.step(Op.GET, "total", ["total"])
+    found = (await handled.completion(index))[1]
+    total = int(found[1:] or b"0") + 1 if found else 1
+    handled.step(Op.SET, "set", ["total", str(total).encode()])
+    handled.output(str(total).encode())
+
+
+COUNTER: dict[str, Any] = {"counter:object/add:exclusive": count}
+
+
+def keeper(it: World, number: int = 0) -> Keeper:
+    return it.node.snapshots.keepers[it.node.partitions[number].group.id]
+
+
+async def snapshot(it: World, number: int = 0) -> SnapshotFile:
+    return await keeper(it, number).create()
+
+
+def base(it: World, number: int = 0) -> int:
+    return it.node.partitions[number].group.status().base
+
+
+def log_bytes(it: World) -> int:
+    store = it.node.log._store
+    store._measure()
+    return store._live_bytes
+
+
+async def test_a_snapshot_is_cut_beside_the_work_and_the_log_is_trimmed_behind_it(tmp_path: Path) -> None:
+    async with world(tmp_path, partitions=1, **OFTEN) as it:
+        await it.register(COUNTER)
+
+        for number in range(1, 121):
+            assert await it.call("counter/add", key="k") == [0, str(number).encode()]
+        await eventually(lambda: base(it) > 0, "a trimmed log")
+
+        kept = keeper(it)
+        assert kept.newest is not None and kept.cuts >= 1
+        header = verify(kept.newest.path).header
+        assert header.meta.group == 2 and header.meta.members == ("n1",) and header.meta.node == "n1"
+        assert base(it) <= header.meta.index - 50, "the tail stays"
+        assert it.node.partitions[0].machine.snapshot() is not None
+
+
+async def test_disk_use_levels_off_under_constant_load(tmp_path: Path) -> None:
+    """Log, snapshots and their number: each round writes as much as the one before, and needs no more room."""
+    async with world(tmp_path, partitions=1, **OFTEN, snapshot_keep=2) as it:
+        await it.register({"echo/say": echo_briefly})
+        for _ in range(5):
+            for _ in range(120):
+                await asyncio.gather(*(it.call("echo/say", bytes(2000)) for _ in range(4)))
+            await eventually(lambda: entries_held(it) <= 150, "a log of one tail, and less than one more snapshot")
+            assert len(listed(keeper(it).directory)) <= 3
+
+        assert keeper(it).cuts >= 3, "nobody asked for them"
+        written = it.node.partitions[0].machine.bytes_applied
+        await eventually(lambda: log_bytes(it) < written / 2, "less on disk than was written")
+
+
+def entries_held(it: World) -> int:
+    log = it.node.log.host.replicas[it.node.partitions[0].group.id].log
+    return log.last_index - log._trim_from
+
+
+async def echo_briefly(handled: Handled) -> None:
+    handled.output(b"")
+
+
+async def test_a_node_whose_state_is_gone_begins_with_its_snapshot(tmp_path: Path) -> None:
+    it = World(tmp_path, partitions=1, **SELDOM)
+    await it.start()
+    await it.register(COUNTER)
+    for _ in range(30):
+        await it.call("counter/add", key="k")
+    await snapshot(it)
+    await eventually(lambda: base(it) > 0, "a trimmed log")
+    for _ in range(5):
+        await it.call("counter/add", key="k")
+    applied = it.node.partitions[0].machine.applied
+    await it.kill()
+    shutil.rmtree(tmp_path / "node" / "state")
+
+    node = await it.start()
+
+    await eventually(lambda: node.partitions[0].machine.applied[0] >= applied[0], "what was applied before")
+    assert await it.call("counter/add", key="k") == [0, b"36"]
+    await it.stop()
+
+
+async def test_a_machine_that_lost_power_begins_with_its_snapshot(tmp_path: Path) -> None:
+    it = World(tmp_path, partitions=2, **SELDOM)
+    await it.start()
+    await it.register(COUNTER)
+    for number in range(40):
+        await it.call("counter/add", key=f"k{number % 4}")
+    for number in range(2):
+        await snapshot(it, number)
+    await eventually(lambda: base(it, 0) > 0 and base(it, 1) > 0, "trimmed logs")
+    await it.call("counter/add", key="k0")
+    await it.kill()
+    it.boot = "boot 2"
+
+    await it.start()
+
+    assert await it.call("counter/add", key="k0") == [0, b"12"]
+    assert await it.call("counter/add", key="k1") == [0, b"11"]
+    await it.stop()
+
+
+async def test_a_damaged_snapshot_is_passed_over_for_an_older_one(tmp_path: Path) -> None:
+    it = World(tmp_path, partitions=1, log_tail=100_000)
+    await it.start()
+    await it.register(COUNTER)
+    files = []
+    for _ in range(2):
+        for _ in range(10):
+            await it.call("counter/add", key="k")
+        files.append(await snapshot(it))
+    await it.kill()
+    raw = bytearray(files[1].path.read_bytes())
+    raw[-5] ^= 1
+    files[1].path.write_bytes(raw)
+    it.boot = "boot 2"
+
+    await it.start()
+
+    assert await it.call("counter/add", key="k") == [0, b"21"]
+    await eventually(lambda: keeper(it).newest is not None, "a snapshot found again")
+    newest = keeper(it).newest
+    assert newest is not None and newest.name == files[0].name
+    await it.stop()
+
+
+async def test_the_state_grows_although_a_snapshot_is_being_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMDB forbids to move the map under a reader: the cut ends, the state grows, and the cut is made again."""
+    monkeypatch.setattr("holdfast.snapshots.cut.SteadyWriter", StuckWriter)
+    async with world(tmp_path, partitions=1) as it:
+        await it.register(COUNTER)
+        await it.call("counter/add", key="k")
+        state = it.node.partitions[0].state
+        map_bytes = state._env.info()["map_size"]
+        cutting = keeper(it).create()
+        await eventually(lambda: StuckWriter.stuck, "a cut in the middle")
+
+        threading.Timer(0.1, StuckWriter.go_on.set).start()
+        state.grow()
+
+        assert state._env.info()["map_size"] == 2 * map_bytes
+        assert not cutting.done() and not listed(keeper(it).directory)
+        file = await cutting
+        assert verify(file.path).header.meta.index == it.node.partitions[0].machine.applied[0]
+
+
+class StuckWriter(SteadyWriter):
+    """On a disk that stands still for a while."""
+
+    go_on = threading.Event()
+    stuck = False
+
+    def write(self, piece: bytes | memoryview) -> None:
+        StuckWriter.stuck = True
+        self.go_on.wait()
+        super().write(piece)

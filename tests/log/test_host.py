@@ -1,0 +1,611 @@
+"""All groups of a node and its turns: what leaves when, which sessions count, whose disk is whose."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.log.errors import NoRoom, NotHosted, NotLeader, OutcomeUnknown
+from holdfast.log.messages import (
+    App,
+    Append,
+    AppendAck,
+    Config,
+    Envelope,
+    GroupId,
+    Heartbeat,
+    HeartbeatAck,
+    NodeId,
+    PreVote,
+    decode,
+)
+from tests.log.cluster import Cluster, Waiter
+
+A, B, C, D = NodeId("a"), NodeId("b"), NodeId("c"), NodeId("d")
+
+
+def kinds(c: Cluster, sender: str, to: str) -> list[type]:
+    return [type(message) for message in c.waiting(sender, to)]
+
+
+# The turn
+
+
+def test_one_commit_takes_along_what_all_groups_wrote() -> None:
+    c = Cluster(groups=range(1, 9))
+    for group in range(1, 9):
+        c.elect("a", group=group)
+    c.run(0.2)
+    fsyncs = c.disk("a").fsyncs
+    waiters = [c.propose("a", b"x", group=group) for group in range(1, 9)]
+    c.turn("a")
+    c.fsync("a")
+
+    assert c.disk("a").fsyncs == fsyncs + 1
+    c.settle()
+    assert all(waiter.index for waiter in waiters)
+
+
+def test_appends_leave_before_our_own_disk_and_acknowledgements_after_it() -> None:
+    c = Cluster()
+    c.elect("a")
+    c.run(0.2)
+    c.propose("a", b"x")
+    c.turn("a")
+    assert c.members[A].committing and Append in kinds(c, "a", "b")
+
+    c.deliver("a", "b")
+    assert c.members[B].committing and AppendAck not in kinds(c, "b", "a")
+    c.fsync("b")
+    assert AppendAck in kinds(c, "b", "a")
+
+
+def test_there_is_one_commit_at_a_time_and_what_came_meanwhile_shares_the_next() -> None:
+    c = Cluster()
+    c.elect("a")
+    c.run(0.2)
+    fsyncs = c.disk("a").fsyncs
+    waiters = []
+    for i in range(10):
+        waiters.append(c.propose("a", b"%d" % i))
+        c.turn("a")
+    c.fsync("a")
+    c.fsync("a")
+
+    assert c.disk("a").fsyncs == fsyncs + 2
+    assert not c.members[A].committing
+    c.settle()
+    assert all(waiter.index for waiter in waiters)
+
+
+def test_a_promise_outlives_a_stalled_disk_but_not_its_session() -> None:
+    c = Cluster()
+    c.elect("a")
+    c.run(0.2)
+    c.propose("a", b"x")
+    c.turn("a")
+    c.deliver("a", "b")
+    c.unlink("a", "b")
+    c.link("a", "b")  # b's disk answers now, in a new session: the old promise belongs to the old one.
+
+    assert AppendAck not in kinds(c, "b", "a")
+    c.settle()
+    assert c.log("b").durable == c.log("a").last_index
+
+
+def test_a_node_at_rest_has_nothing_to_do() -> None:
+    c = Cluster()
+    c.elect("a")
+    c.run(1.0)
+
+    assert not any(c.host(name).busy for name in "abc")
+    assert all(c.host(name).wake_at > c.now for name in "abc")
+
+
+def test_a_node_wakes_for_the_earliest_of_its_groups() -> None:
+    c = Cluster(groups=(1, 2, 3))
+    c.tick("a")
+    earliest = min(c.engine("a", group).wake_at for group in (1, 2, 3))
+
+    assert c.host("a").wake_at <= earliest
+
+
+# Sessions
+
+
+def test_messages_of_an_older_session_are_dropped_whatever_they_say() -> None:
+    c = Cluster()
+    c.elect("a")
+    c.run(0.2)
+    c.propose("a", b"x")
+    c.turn("a")
+    late = len(c.waiting("a", "b"))
+    assert late
+    c.unlink("a", "b")
+    c.link("a", "b")
+    dropped, last = c.host("b").dropped, c.log("b").last_index
+    wire = c.wires[A, B]
+    while wire and wire[0][0] != c.sessions[frozenset((A, B))]:
+        c.deliver("a", "b", 1)
+
+    assert c.host("b").dropped == dropped + late
+    assert c.log("b").last_index == last
+
+
+def test_messages_before_a_session_began_are_dropped() -> None:
+    c = Cluster("ab")
+    c.isolate("b")
+    c.host("b").deliver(A, 77, [Envelope(GroupId(1), 0, Heartbeat(9, 0, 1))], c.now)
+    c.turn("b")
+
+    assert c.host("b").dropped == 1
+    assert c.engine("b").term == 0
+
+
+def test_the_end_of_an_older_session_does_not_end_the_newer_one() -> None:
+    c = Cluster()
+    old = c.sessions[frozenset((A, B))]
+    c.host("a").peer_up(B, 1000, c.disk("b").disk_id, c.now)
+    c.host("a").peer_down(B, old, c.now)
+
+    assert c.host("a").sessions[B] == 1000
+    assert B in c.engine("a").connected
+
+
+def test_what_was_queued_for_a_session_ends_with_it() -> None:
+    c = Cluster()
+    c.host("a").send_app(B, b"late")
+    c.unlink("a", "b")
+    c.link("a", "b")
+    c.turn("a")
+
+    assert [m for m in c.waiting("a", "b") if isinstance(m, App)] == []
+
+
+# Disks of peers
+
+
+def test_a_peer_that_comes_back_with_another_disk_is_refused() -> None:
+    """12: it has forgotten what it voted and acknowledged."""
+    c = Cluster()
+    c.elect("a")
+    c.write("a", b"x")
+    c.crash("b")
+    c.disk("b").tables_.clear()
+    c.members[B].states.clear()
+    c.disk("b").disk_id = "a new disk"
+    c.members[B].boot()
+    c.host("b").create(GroupId(1), (A, B, C))
+
+    assert not c.link("a", "b")
+    assert B not in c.host("a").sessions
+    assert B not in c.engine("a").connected
+
+
+def test_a_peers_disk_is_remembered_over_our_own_restart() -> None:
+    """12"""
+    c = Cluster()
+    c.crash("a")
+    c.restart("a", link=False)
+
+    assert not c.host("a").peer_up(B, 50, "another disk", c.now)
+    assert c.host("a").peer_up(B, 51, c.disk("b").disk_id, c.now)
+
+
+def test_a_session_with_a_new_peer_begins_when_its_disk_is_on_record() -> None:
+    """12: also when another commit is under way, which began before."""
+    c = Cluster("ab", members="a")
+    c.run(0.2)
+    c.propose("a", b"x")
+    c.turn("a")
+    assert c.members[A].committing
+    assert c.host("a").peer_up(NodeId("z"), 99, "disk of z", c.now)
+    c.turn("a")
+    c.fsync("a")
+    assert NodeId("z") not in c.host("a").sessions
+
+    c.fsync("a")
+    assert c.host("a").sessions[NodeId("z")] == 99
+
+
+def test_a_new_peer_that_left_and_came_back_meanwhile_still_waits_for_the_record() -> None:
+    """12"""
+    c = Cluster("ab", members="a")
+    c.run(0.2)
+    z = NodeId("z")
+    c.host("a").peer_up(z, 99, "disk of z", c.now)
+    c.turn("a")
+    c.host("a").peer_down(z, 99, c.now)
+    c.host("a").peer_up(z, 100, "disk of z", c.now)
+    c.turn("a")
+    assert z not in c.host("a").sessions
+
+    c.fsync("a")
+    assert c.host("a").sessions[z] == 100
+
+
+def test_what_a_new_peer_says_before_its_disk_is_on_record_is_heard_then() -> None:
+    """Its own record of us may be on disk sooner, and the link loses nothing while it is up."""
+    c = Cluster("ab", members="a")
+    c.run(0.2)
+    z, host = NodeId("z"), c.host("a")
+    host.peer_up(z, 99, "disk of z", c.now)
+    c.turn("a")
+    host.deliver(z, 99, [Envelope(GroupId(0), 0, App(b"one"))], c.now)
+    host.deliver(z, 98, [Envelope(GroupId(0), 0, App(b"of an older session"))], c.now)
+    host.deliver(z, 99, [Envelope(GroupId(0), 0, App(b"two"))], c.now)
+    assert host.received == []
+
+    c.fsync("a")
+    assert host.received == [(z, b"one"), (z, b"two")]
+
+
+# Groups
+
+
+def test_groups_are_independent() -> None:
+    c = Cluster(groups=(1, 2))
+    c.elect("a", group=1)
+    c.elect("b", group=2)
+    c.write("a", b"one", group=1)
+    c.write("b", b"two", group=2)
+    c.run(0.3)
+
+    assert all(c.applied(name, 1) == [b"one"] and c.applied(name, 2) == [b"two"] for name in "abc")
+
+
+def test_a_group_that_is_not_here_is_refused_by_name() -> None:
+    c = Cluster()
+    waiters = [c.propose("a", b"x", group=9), c.read("a", group=9), c.change("a", "ab", group=9)]
+    c.turn("a")
+
+    assert all(isinstance(waiter.error, NotHosted) and waiter.error.definite for waiter in waiters)
+
+
+def test_creating_a_group_again_changes_nothing() -> None:
+    c = Cluster()
+    c.elect("a")
+    c.write("a", b"x")
+    replica = c.replica("a")
+
+    assert c.host("a").create(GroupId(1), (A, B)) is replica
+    assert replica.engine.members == (A, B, C)
+
+
+@pytest.mark.parametrize(("group", "members"), [(0, (A, B)), (5, (B, C))])
+def test_a_group_without_us_or_with_the_number_of_none_cannot_be_created(
+    group: int, members: tuple[NodeId, ...]
+) -> None:
+    c = Cluster()
+
+    with pytest.raises(ValueError, match="cannot be created"):
+        c.host("a").create(GroupId(group), members)
+
+
+def test_groups_come_back_after_a_restart_without_being_created() -> None:
+    c = Cluster(groups=(1, 2, 3))
+    c.crash("a")
+    c.restart("a")
+
+    assert sorted(c.host("a").replicas) == [1, 2, 3]
+
+
+def test_a_newcomer_is_invited_by_a_leader_and_only_by_a_member() -> None:
+    c = Cluster("abcd", members="abc")
+    invitation = Envelope(GroupId(7), 0, Config((A, B, C), 0, 0))
+    c.host("d").deliver(D, c.host("d").sessions[A], [invitation], c.now)
+    stranger = Envelope(GroupId(8), 0, Config((B, C), 0, 0))
+    c.host("d").deliver(A, c.host("d").sessions[A], [invitation, stranger], c.now)
+    c.turn("d")
+
+    assert sorted(c.host("d").replicas) == [7]
+    assert not c.engine("d", 7).is_member
+
+
+def test_who_may_not_join_yet_is_invited_again() -> None:
+    c = Cluster("abcd", members="abc")
+    host, session = c.host("d"), c.host("d").sessions[A]
+    invitation = Envelope(GroupId(7), 0, Config((A, B, C), 0, 0))
+    host._may_join = lambda _: False
+    host.deliver(A, session, [invitation], c.now)
+    assert host.replicas == {}
+
+    host._may_join = lambda _: True
+    host.deliver(A, session, [invitation], c.now)
+    assert sorted(host.replicas) == [7]
+
+
+def test_a_message_for_an_unknown_group_is_ignored() -> None:
+    c = Cluster("abcd", members="abc")
+    c.host("d").deliver(A, c.host("d").sessions[A], [Envelope(GroupId(1), 0, Heartbeat(1, 0, 1))], c.now)
+    c.turn("d")
+
+    assert c.host("d").replicas == {}
+    assert c.waiting("d", "a") == []
+
+
+def left(members: str = "abd") -> Cluster:
+    """c was a member, and the group has gone on without it."""
+    c = Cluster("abcd", members="abc")
+    c.elect("a")
+    c.write("a", b"x")
+    c.change("a", members)
+    c.run(2.5)
+    assert c.replica("c").epoch == 1 and not c.engine("c").is_member
+    return c
+
+
+def forget(c: Cluster, name: str) -> None:
+    assert c.host(name).forget(GroupId(1))
+    c.turn(name)
+    c.fsync(name)
+    del c.members[NodeId(name)].states[GroupId(1)]
+
+
+def test_a_group_that_went_on_without_us_is_forgotten_and_the_promises_in_it_are_not() -> None:
+    c = left()
+    term = c.log("c").term
+
+    assert c.host("c").forget(GroupId(1))
+    assert c.host("c").forgotten == [], "not before it is durable"
+    c.turn("c")
+    c.fsync("c")
+    assert c.host("c").forgotten == [1]
+    c.crash("c", power=True)
+    c.restart("c", link=False)
+
+    assert c.host("c").replicas == {}
+    assert c.disk("c").tables() == ["pins", "tombstones"]
+    assert c.host("c").journal.tombstones[GroupId(1)].term == term
+
+
+def test_a_member_cannot_forget_its_group() -> None:
+    c = left()
+
+    assert not c.host("a").forget(GroupId(1)) and not c.host("d").forget(GroupId(1))
+    assert not c.host("c").forget(GroupId(7)), "nor what is not here"
+
+
+def test_a_learner_that_holds_a_seal_cannot_forget_it() -> None:
+    """Its acknowledgement counts for the successor's majority."""
+    c = Cluster("ab", members="a")
+    c.elect("a")
+    c.seal("a", "b")
+    c.deliver("a", "b")
+    c.fsync("b")
+
+    assert c.engine("b").seal_index is not None
+    assert not c.host("b").forget(GroupId(1))
+
+
+def test_an_invitation_to_an_epoch_that_is_over_is_answered_and_not_followed() -> None:
+    c = left()
+    forget(c, "c")
+    session = c.host("c").sessions[B]
+    c.lose("c", "b")
+    old = Envelope(GroupId(1), 0, Config((A, B, C), 0, 0))
+    c.host("c").deliver(B, session, [old, Envelope(GroupId(1), 0, PreVote(9, 99, 9))], c.now)
+    c.turn("c")
+
+    assert c.host("c").replicas == {}
+    assert [m.members for m in c.waiting("c", "b") if isinstance(m, Config)] == [(A, B, D), (A, B, D)]
+    with pytest.raises(ValueError, match="cannot be created"):
+        c.host("c").create(GroupId(1), (A, B, C))
+
+
+def test_a_group_comes_back_with_an_empty_log_and_the_old_promises() -> None:
+    c = left()
+    log = c.log("c")
+    promised = (log.term, log.vote)
+    forget(c, "c")
+    c.change("a", "acd")
+    c.run(2.5)
+
+    assert c.replica("c").epoch == 2 and c.engine("c").is_member
+    assert c.applied("c") == [b"x"]
+    assert c.log("c").term >= promised[0] and (c.log("c").term > promised[0] or c.log("c").vote == promised[1])
+    assert c.host("c").journal.tombstones == {}
+
+
+def test_a_learner_that_forgot_the_group_is_sent_everything_again() -> None:
+    """In one session and under one leader, which has counted what the learner held before."""
+    c = Cluster("abcd", members="abc")
+    c.elect("a")
+    c.write("a", b"x")
+    c.engine("a").add_learners((D,))
+    c.run(1.0)
+    assert c.engine("a").progress[D].match == c.log("a").last_index
+    forget(c, "d")
+    c.write("a", b"y")
+    c.run(1.0)
+
+    assert c.applied("d") == [b"x", b"y"]
+
+
+def test_a_group_never_begins_with_the_state_of_an_earlier_stay() -> None:
+    c = left()
+    assert c.host("c").forget(GroupId(1))
+    invitation = Envelope(GroupId(1), 1, Config((A, B, D), 3, 1))
+    with pytest.raises(AssertionError, match="begins again with an empty state"):
+        c.host("c").deliver(A, c.host("c").sessions[A], [invitation], c.now)
+
+
+def test_a_message_of_another_epoch_is_answered_with_ours_and_not_obeyed() -> None:
+    c = Cluster()
+    c.elect("a")
+    c.run(0.2)
+    session = c.host("b").sessions[A]
+    c.host("b").deliver(A, session, [Envelope(GroupId(1), 5, PreVote(9, 99, 9))], c.now)
+    c.host("b").deliver(A, session, [Envelope(GroupId(1), 5, Append(9, 0, 0, 0, ()))], c.now)
+    c.turn("b")
+
+    assert c.engine("b").term == 1
+    assert kinds(c, "b", "a") == [Config, Config]
+
+
+def test_an_older_configuration_is_answered_with_the_newer_one() -> None:
+    c = Cluster("abcd", members="abc")
+    c.elect("a")
+    c.change("a", "abcd")
+    c.run(2.5)
+    c.lose("b", "c")
+    session = c.host("b").sessions[C]
+    c.host("b").deliver(C, session, [Envelope(GroupId(1), 0, Config((A, B, C), 0, 0))], c.now)
+    c.turn("b")
+
+    assert [m.members for m in c.waiting("b", "c") if isinstance(m, Config)] == [(A, B, C, D)]
+    assert c.replica("b").epoch == 1
+
+
+# Room
+
+
+def test_a_full_disk_stops_appends_and_nothing_else() -> None:
+    c = Cluster()
+    c.elect("a")
+    c.run(0.2)
+    for name in "abc":
+        c.disk(name).full = True
+    refused = c.write("a", b"x")
+    read = c.read("a")
+    c.run(2.0)
+    assert isinstance(refused.error, NoRoom)
+    assert read.index is not None
+    assert c.leaders() == ["a"], "heartbeats and elections need no room"
+
+    c.crash("a")
+    c.run(2.0, "bc")
+    (leader,) = c.leaders()
+    for name in "bc":
+        c.disk(name).full = False
+    c.run(2.0, "bc")
+    assert c.write(leader, b"y", "bc").index
+
+
+def test_a_state_without_space_waits_and_its_leader_hands_over() -> None:
+    c = Cluster()
+    c.elect("a")
+    c.run(0.2)
+    c.disk("a").to_the_last_byte = True
+    unknown = c.write("a", b"x")
+    read = c.read("a")
+    c.run(1.0)
+    assert isinstance(unknown.error, OutcomeUnknown), "it is committed, but nobody waits here for its result"
+    assert read.error is not None
+    assert c.replica("a").stalled and c.applied("a") == []
+    assert c.applied("b") == [b"x"], "the others go on"
+
+    assert c.host("a").transfer(GroupId(1), B)
+    c.run(1.0)
+    assert c.leaders() == ["b"]
+    assert c.write("b", b"y").index
+
+    tried: list[int] = []
+    replica = c.replica("a")
+    try_slice = replica._apply_slice
+
+    def watched(high: int) -> None:
+        tried.append(high - replica.applied)
+        try_slice(high)
+
+    replica._apply_slice = watched  # type: ignore[method-assign]
+    c.run(1.0)
+    assert tried and set(tried) == {1}, "a whole slice is not worked out again and again"
+
+    c.disk("a").to_the_last_byte = False
+    c.run(1.0)
+    assert c.replica("a").stalled is None
+    assert c.applied("a") == [b"x", b"y"], "each once"
+
+
+# What the rooms above send
+
+
+def test_bytes_for_the_rooms_above_arrive_in_order_or_not_at_all() -> None:
+    c = Cluster()
+    for i in range(5):
+        assert c.host("a").send_app(B, b"%d" % i)
+    c.turn("a")
+    c.deliver("a", "b")
+
+    assert c.host("b").received == [(A, b"%d" % i) for i in range(5)]
+    c.unlink("a", "b")
+    assert not c.host("a").send_app(B, b"nobody")
+
+
+# Everything at once
+
+
+def test_every_waiter_is_answered_exactly_once_whatever_happens() -> None:
+    """Leaders come and go, members change, disks stall; in the end nobody waits and nobody heard two answers."""
+    c = Cluster("abcd", members="abc")
+    waiters: list[Waiter] = []
+    script = [
+        "propose",
+        "run",
+        "crash",
+        "propose",
+        "restart",
+        "change abcd",
+        "run",
+        "isolate",
+        "propose",
+        "mend",
+        "run",
+    ]
+    for round_ in range(6):
+        for action in script:
+            leaders = [name for name in c.up() if GroupId(1) in c.host(name).replicas and c.engine(name).is_leader]
+            victim = NodeId("abc"[round_ % 3])
+            match action.split():
+                case ["propose"]:
+                    for name in c.up():
+                        waiters += [c.propose(name, b"%d" % len(waiters)) for _ in range(3)]
+                        waiters.append(c.read(name))
+                        c.turn(name)
+                case ["run"]:
+                    c.run(1.5)
+                case ["crash"] if victim in c.up():
+                    dead = c.replica(victim)
+                    c.turn(victim)
+                    dead.stop()
+                    for result in dead.results:
+                        for waiter in result.waiting:
+                            assert isinstance(waiter, Waiter)
+                            waiter.answers.append(0)
+                    c.crash(victim, power=round_ % 2 == 0, keep_pending=round_ % 4 == 0)
+                case ["restart"]:
+                    for name in set(c.names) - set(c.up()):
+                        c.restart(name)
+                case ["change", members] if leaders:
+                    current = "".join(c.engine(leaders[0]).members)
+                    waiters.append(c.change(leaders[0], members if current != members else members[:3], 2.0))
+                case ["isolate"]:
+                    for name in leaders:
+                        c.isolate(name)
+                case ["mend"]:
+                    for offset, name in enumerate(c.up()):
+                        for other in c.up()[offset + 1 :]:
+                            if frozenset((name, other)) not in c.sessions:
+                                c.link(name, other)
+    for name in c.names:
+        for other in c.names:
+            if name < other:
+                c.link(name, other)
+    c.run(8.0)
+
+    assert len(waiters) > 100
+    assert [waiter for waiter in waiters if len(waiter.answers) != 1] == []
+    assert any(waiter.index for waiter in waiters)
+    states = {tuple(c.applied(name)) for name in c.names if c.engine(name).is_member}
+    assert len(states) == 1
+
+
+def test_frames_are_what_the_codec_reads() -> None:
+    c = Cluster()
+    c.elect("a")
+    c.now += 0.2
+    c.tick("a")
+    (_, frame) = c.wires[A, B][-1]
+
+    assert all(isinstance(each.message, Heartbeat | Append | Config | HeartbeatAck) for each in decode(frame))
+    assert isinstance(c.write("b", b"x").error, NotLeader)

@@ -1,0 +1,572 @@
+"""A node in memory: journals, acknowledgements, completions, retries and restarts, as docs/protocol.md says.
+
+It talks to a real endpoint, either directly (messages are handed over as bytes) or over a WebSocket. A crash drops the
+link and with it every frame that was on the way; then attempts start again with the journal so far. It runs nested
+calls itself, so a test needs nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import msgpack
+
+from holdfast.sdk import protocol
+from holdfast.sdk.endpoint import Endpoint, Stream
+from holdfast.sdk.errors import TerminalError, from_failure
+from holdfast.sdk.protocol import CANCELLED, NOTHING, Failure, Frame, Op, Step, some
+from holdfast.sdk.service import AnyService
+
+
+@dataclass
+class Invocation:
+    id: bytes
+    service: str
+    handler: str
+    key: str | None
+    payload: bytes
+    headers: dict[str, str]
+    seed: int
+    caller: tuple[bytes, int] | None = None
+    steps: list[Step] = field(default_factory=list)
+    order: int = 0
+    epoch: int = 0
+    status: str = "running"  # running, suspended, backing-off, paused, completed
+    waiting: list[int] = field(default_factory=list)
+    outcome: list[Any] | None = None
+    errors: list[Failure] = field(default_factory=list)
+    cancelled: bool = False
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    paused: asyncio.Event = field(default_factory=asyncio.Event)
+    suspended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def journal(self) -> list[tuple[str, str]]:
+        """(operation, key) of each step after the input."""
+        return [(protocol.OP_NAMES[step.op], step.key) for step in self.steps[1:]]
+
+
+class MemoryLink:
+    """An endpoint in this process: messages are bytes, but there is no socket."""
+
+    def __init__(self, node: FakeNode, endpoint: Endpoint) -> None:
+        self.node = node
+        self.endpoint = endpoint
+        self.stream = Stream(endpoint, self._write)
+        self.open = True
+        self.task = asyncio.ensure_future(self.stream.run())
+        self.stream.receive(protocol.encode_batch([protocol.Credit(1_000_000)]))
+
+    async def _write(self, message: bytes) -> None:
+        if self.open:
+            self.node.receive(self, message)
+
+    def deliver(self, message: bytes) -> None:
+        if self.open:
+            self.stream.receive(message)
+
+    async def drop(self) -> None:
+        self.open = False
+        self.stream.close()
+        self.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.task
+
+
+class SocketLink:
+    """An endpoint behind a URI, over a WebSocket."""
+
+    def __init__(self, node: FakeNode, session: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.node = node
+        self.session = session
+        self.socket = socket
+        self.open = True
+        self.queue: asyncio.Queue[bytes] = asyncio.Queue()
+        self.tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._send())]
+
+    @classmethod
+    async def connect(cls, node: FakeNode, uri: str) -> SocketLink:
+        session = aiohttp.ClientSession()
+        try:
+            socket = await session.ws_connect(
+                f"{uri}/stream", headers={"x-holdfast-protocol": "1"}, max_msg_size=protocol.BATCH_BYTES_MAX
+            )
+        except BaseException:
+            await session.close()
+            raise
+        link = cls(node, session, socket)
+        link.deliver(protocol.encode_batch([protocol.Credit(1_000_000)]))
+        return link
+
+    async def _read(self) -> None:
+        async for message in self.socket:
+            if message.type is aiohttp.WSMsgType.BINARY and self.open:
+                self.node.receive(self, message.data)
+        if self.open:
+            self.open = False
+            self.node.lost(self)
+
+    async def _send(self) -> None:
+        while True:
+            await self.socket.send_bytes(await self.queue.get())
+
+    def deliver(self, message: bytes) -> None:
+        if self.open:
+            self.queue.put_nowait(message)
+
+    async def drop(self) -> None:
+        self.open = False
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.socket.close()
+        await self.session.close()
+
+
+Link = MemoryLink | SocketLink
+
+
+class FakeNode:
+    """See the module's text. `speed`: how much faster than real time sleeps and backoffs are."""
+
+    def __init__(self, *, seed: int = 0, speed: float = 100.0, latency: bool = False, eager_state: bool = True) -> None:
+        self.random = random.Random(seed)
+        self.speed = speed
+        self.latency = latency
+        self.eager_state = eager_state
+        self.invocations: dict[bytes, Invocation] = {}
+        self.state: dict[tuple[str, str], dict[str, bytes]] = {}
+        self.promises: dict[tuple[str, str, str], list[Any]] = {}
+        self.promise_waits: dict[tuple[str, str, str], list[tuple[bytes, int]]] = {}
+        self.link: Link | None = None
+        self.out: list[Frame] = []
+        self.frames: list[Frame] = []  # everything the SDK said, applied or not
+        self.applied = 0
+        self.on_frame: Callable[[Frame], None] | None = None
+        self.crash_at: Callable[[Frame], str | None] | None = None  # "before", "after" or None
+        self.crashed: asyncio.Event = asyncio.Event()
+        self.credit = 0
+        self.goaway = False
+        self._inbox: list[tuple[Link, list[Frame]]] = []
+        self._busy = False
+        self._tasks: set[asyncio.Future[None]] = set()
+
+    # -- links
+
+    def connect(self, services: Iterable[AnyService] | Endpoint, **options: Any) -> Endpoint:
+        endpoint = services if isinstance(services, Endpoint) else Endpoint(services, **options)
+        self.link = MemoryLink(self, endpoint)
+        self._restart_all()
+        return endpoint
+
+    async def connect_uri(self, uri: str) -> None:
+        self.link = await SocketLink.connect(self, uri)
+        self._restart_all()
+
+    async def crash(self) -> None:
+        """The link breaks: whatever was on the way is lost."""
+        link, self.link = self.link, None
+        self.out.clear()
+        self._inbox.clear()
+        if link is not None:
+            await link.drop()
+
+    def lost(self, link: Link) -> None:
+        if self.link is link:
+            self.link = None
+            self.out.clear()
+            self.crashed.set()
+
+    def _restart_all(self) -> None:
+        self.crashed.clear()
+        for invocation in self.invocations.values():
+            if invocation.status == "running":
+                self._begin(invocation)
+
+    # -- invocations
+
+    def invoke(
+        self,
+        service: str,
+        handler: str,
+        payload: bytes = b"",
+        *,
+        key: str | None = None,
+        headers: dict[str, str] | None = None,
+        id: bytes | None = None,
+        caller: tuple[bytes, int] | None = None,
+    ) -> Invocation:
+        raw = id or protocol.new_id(service, key, os.urandom(16))
+        known = self.invocations.get(raw)
+        if known is not None:
+            return known
+        invocation = Invocation(raw, service, handler, key, payload, headers or {}, self.random.getrandbits(48), caller)
+        invocation.order = 1
+        invocation.steps.append(Step(Op.INPUT, "input", [invocation.headers], 1, 1, [0, payload]))
+        self.invocations[raw] = invocation
+        self._begin(invocation)
+        return invocation
+
+    async def result(self, invocation: Invocation, *, seconds: float = 60.0) -> bytes:
+        async with asyncio.timeout(seconds):
+            await invocation.done.wait()
+        assert invocation.outcome is not None
+        if invocation.outcome[0] == 0:
+            payload: bytes = invocation.outcome[1]
+            return payload
+        raise from_failure(Failure(*invocation.outcome[1:]))
+
+    async def call(self, service: str, handler: str, payload: bytes = b"", **options: Any) -> bytes:
+        return await self.result(self.invoke(service, handler, payload, **options))
+
+    def start_frame(self, invocation: Invocation) -> protocol.Start:
+        state: dict[str, bytes] | None = None
+        if invocation.key is not None:
+            state = self.state.setdefault((invocation.service, invocation.key), {}) if self.eager_state else {}
+        return protocol.Start(
+            invocation.id, invocation.epoch, invocation.service, invocation.handler, invocation.key, invocation.epoch,
+            self.now_ms(), invocation.seed, [protocol.pack_step(step) for step in invocation.steps], False,
+            dict(state) if state is not None else None, self.eager_state, invocation.cancelled,
+        )  # fmt: skip
+
+    def now_ms(self) -> int:
+        return int(time.time() * 1000)
+
+    def _begin(self, invocation: Invocation) -> None:
+        invocation.epoch += 1
+        invocation.status = "running"
+        invocation.suspended.clear()
+        if self.link is not None:
+            self.send(self.start_frame(invocation))
+
+    def cancel(self, invocation: Invocation) -> None:
+        if invocation.status == "completed":
+            return
+        noticed = False
+        for index, step in enumerate(invocation.steps):
+            waits = step.op in (Op.SLEEP, Op.CALL, Op.PROMISE, Op.AWAKEABLE, Op.ATTACH)
+            retrying = step.op == Op.RUN and len(step.argument) == 4
+            if step.outcome is None and not step.abandoned and (waits or retrying):
+                noticed = True
+                if step.op == Op.CALL:
+                    child = self._child(invocation, index, step.argument, spread=False)
+                    if child in self.invocations:
+                        self.cancel(self.invocations[child])
+                self.complete(invocation, index, [1, *CANCELLED])
+        if not noticed:
+            invocation.cancelled = True
+            if invocation.status == "running":
+                self.send(protocol.Cancelled(invocation.id, invocation.epoch))
+            else:
+                self._begin(invocation)
+
+    # -- frames to the SDK
+
+    def send(self, frame: Frame) -> None:
+        if self.link is None:
+            return
+        if not self.out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self.out.append(frame)
+
+    def _flush(self) -> None:
+        frames, self.out = self.out, []
+        if self.link is not None and frames:
+            self.link.deliver(protocol.encode_batch(frames))
+
+    # -- frames from the SDK
+
+    def receive(self, link: Link, message: bytes) -> None:
+        if link is not self.link:
+            return
+        frames = protocol.decode_batch(message, protocol.TO_NODE)
+        self.frames.extend(frames)
+        if not self.latency:
+            self._apply_all(link, frames)
+            return
+        self._inbox.append((link, frames))
+        if not self._busy:
+            self._busy = True
+            asyncio.get_running_loop().call_later(self.random.random() * 0.003, self._take)
+
+    def _take(self) -> None:
+        self._busy = False
+        inbox, self._inbox = self._inbox, []
+        for link, frames in inbox:
+            self._apply_all(link, frames)
+
+    def _apply_all(self, link: Link, frames: list[Frame]) -> None:
+        for frame in frames:
+            if link is not self.link:
+                return
+            when = self.crash_at(frame) if self.crash_at is not None else None
+            if when == "before":
+                self._crash_now()
+                return
+            self._apply(frame)
+            if when == "after":
+                self._crash_now()
+                return
+
+    def _crash_now(self) -> None:
+        """From here on nothing of this link counts; the test connects again."""
+        link, self.link = self.link, None
+        self.out.clear()
+        self._inbox.clear()
+        if link is not None:
+            link.open = False
+            if isinstance(link, MemoryLink):
+                link.stream.close()
+                link.task.cancel()
+        self.crashed.set()
+
+    def _apply(self, frame: Frame) -> None:
+        self.applied += 1
+        if isinstance(frame, protocol.Credit):
+            self.credit += frame.frames
+            return
+        if isinstance(frame, protocol.Goaway):
+            self.goaway = True
+            return
+        invocation = self.invocations[frame.invocation]
+        if invocation.epoch != frame.epoch or invocation.status != "running":
+            self.send(protocol.Abort(invocation.id, frame.epoch, "superseded"))
+            return
+        if self.on_frame is not None:
+            self.on_frame(frame)
+        match frame:
+            case protocol.StepFrame():
+                self._step(invocation, frame)
+            case protocol.RunFailed():
+                self._run_failed(invocation, frame)
+            case protocol.Intent() if frame.index < len(invocation.steps):
+                step = invocation.steps[frame.index]
+                invocation.steps[frame.index] = step._replace(argument=[frame.name])
+                self.send(protocol.RetryRun(invocation.id, invocation.epoch, frame.index))
+            case protocol.Intent():
+                self._append(invocation, frame.index, Op.RUN, frame.key, [frame.name], None)
+                self._ack(invocation)
+            case protocol.RunDone():
+                self.complete(invocation, frame.index, frame.outcome)
+            case protocol.Abandon():
+                invocation.steps[frame.index] = invocation.steps[frame.index]._replace(abandoned=True)
+            case protocol.Waiting():
+                self._suspend(invocation, frame.steps)
+            case protocol.Output():
+                self._complete_invocation(invocation, frame.outcome)
+            case protocol.Error():
+                self._failed(invocation, frame)
+
+    def _append(
+        self, invocation: Invocation, index: int, op: int, key: str, argument: list[Any], outcome: list[Any] | None
+    ) -> None:
+        assert index == len(invocation.steps), f"step {index} follows {len(invocation.steps) - 1}"
+        assert all(step.key != key for step in invocation.steps), f"key {key!r} is in the journal already"
+        invocation.order += 1
+        done = invocation.order if outcome is not None else 0
+        invocation.steps.append(Step(op, key, argument, invocation.order, done, outcome))
+
+    def _ack(self, invocation: Invocation) -> None:
+        self.send(protocol.Ack(invocation.id, invocation.epoch, len(invocation.steps)))
+
+    def _step(self, invocation: Invocation, frame: protocol.StepFrame) -> None:
+        index, argument, outcome = frame.index, frame.argument, frame.outcome
+        given = outcome
+        if outcome is None and frame.op not in protocol.AWAITED:
+            outcome = [0, b""]
+        self._append(invocation, index, frame.op, frame.key, argument, outcome)
+        self._ack(invocation)
+        where = (invocation.service, invocation.key or "")
+        state = self.state.setdefault(where, {})
+        if given is not None:
+            return
+        if invocation.cancelled and frame.op in (Op.SLEEP, Op.CALL, Op.PROMISE, Op.AWAKEABLE, Op.ATTACH):
+            invocation.cancelled = False
+            self.complete(invocation, index, [1, *CANCELLED])
+            return
+        match frame.op:
+            case Op.SLEEP:
+                self._later(argument[0], lambda: self.complete(invocation, index, [0, b""]))
+            case Op.CALL:
+                service, handler, key, payload, headers = argument
+                child = self._child(invocation, index, argument, spread=False)
+                called = self.invoke(
+                    service, handler, payload, key=key, headers=headers, id=child, caller=(invocation.id, index)
+                )
+                if called.outcome is not None:
+                    self.complete(invocation, index, called.outcome)
+            case Op.SEND:
+                service, handler, key, payload, headers, delay = argument
+                child = self._child(invocation, index, argument, spread=True)
+                self._later(delay, lambda: self.invoke(service, handler, payload, key=key, headers=headers, id=child))
+            case Op.GET:
+                value = state.get(argument[0])
+                self.complete(invocation, index, [0, NOTHING if value is None else some(value)])
+            case Op.KEYS:
+                self.complete(invocation, index, [0, msgpack.packb(sorted(state))])
+            case Op.SET:
+                state[argument[0]] = argument[1]
+            case Op.CLEAR:
+                state.pop(argument[0], None)
+            case Op.CLEAR_ALL:
+                state.clear()
+            case Op.PROMISE:
+                self.promise_waits.setdefault((*where, argument[0]), []).append((invocation.id, index))
+                found = self.promises.get((*where, argument[0]))
+                if found is not None:
+                    self.complete(invocation, index, found)
+            case Op.PEEK:
+                found = self.promises.get((*where, argument[0]))
+                outcome = [0, NOTHING] if found is None else found
+                self.complete(invocation, index, [0, some(outcome[1])] if found and found[0] == 0 else outcome)
+            case Op.RESOLVE:
+                self.complete(invocation, index, self.resolve_promise(*where, argument[0], argument[1]))
+            case Op.RESOLVE_AWAKEABLE:
+                self.complete(self.invocations[argument[0]], argument[1], argument[2])
+            case Op.ATTACH:
+                other = self.invocations[argument[0]]
+                task = asyncio.ensure_future(self._attach(other, invocation, index))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case Op.CANCEL:
+                self.cancel(self.invocations[argument[0]])
+
+    async def _attach(self, other: Invocation, invocation: Invocation, index: int) -> None:
+        await other.done.wait()
+        assert other.outcome is not None
+        self.complete(invocation, index, other.outcome)
+
+    def _child(self, invocation: Invocation, index: int, argument: list[Any], *, spread: bool) -> bytes:
+        service, handler, key = argument[:3]
+        if handler == "main" and key is not None:
+            return protocol.workflow_id(service, key)
+        return protocol.child_id(invocation.id, index, service, key, spread=spread)
+
+    def resolve_promise(self, service: str, key: str, name: str, outcome: list[Any]) -> list[Any]:
+        if (service, key, name) in self.promises:
+            return [1, *Failure(409, f"promise {name!r} is resolved already", "PromiseResolved")]
+        self.promises[service, key, name] = outcome
+        for waiting, index in self.promise_waits.get((service, key, name), []):
+            self.complete(self.invocations[waiting], index, outcome)
+        return [0, b""]
+
+    def _later(self, ms: int, act: Callable[[], object]) -> None:
+        asyncio.get_running_loop().call_later(ms / 1000 / self.speed, act)
+
+    def _run_failed(self, invocation: Invocation, frame: protocol.RunFailed) -> None:
+        if frame.index == len(invocation.steps):
+            self._append(invocation, frame.index, Op.RUN, frame.key, [frame.name, 0, 0, ""], None)
+            self._ack(invocation)
+        if invocation.cancelled:
+            invocation.cancelled = False
+            self.complete(invocation, frame.index, [1, *CANCELLED])
+            return
+        step = invocation.steps[frame.index]
+        failures = step.argument[1] + 1
+        initial, factor, interval, attempts, *_ = frame.retry or [100, 2000, 60_000, 0, 0, 0]
+        if attempts and failures >= attempts:
+            text = f"step {frame.name!r} failed {failures} times; the last error: {frame.failure[2]}"
+            self.complete(invocation, frame.index, [1, 500, text, "RetriesExhausted"])
+            return
+        delay = min(interval, initial * (factor / 1000) ** (failures - 1))
+        due = self.now_ms() + int(delay / self.speed)
+        argument = [frame.name, failures, due, frame.failure[2]]
+        invocation.steps[frame.index] = step._replace(argument=argument)
+        epoch = invocation.epoch
+        self._later(int(delay), lambda: self._retry(invocation, frame.index, epoch, argument))
+
+    def _retry(self, invocation: Invocation, index: int, epoch: int, argument: list[Any]) -> None:
+        step = invocation.steps[index]
+        if step.argument != argument or step.outcome is not None:
+            return
+        invocation.steps[index] = step._replace(argument=[argument[0], argument[1], 0, argument[3]])
+        if invocation.status == "running":
+            self.send(protocol.RetryRun(invocation.id, invocation.epoch, index))
+        elif invocation.status == "suspended":
+            self._begin(invocation)
+
+    def complete(self, invocation: Invocation, index: int, outcome: list[Any]) -> None:
+        """A step has its outcome. Whoever completes it a second time is ignored."""
+        step = invocation.steps[index]
+        if step.outcome is not None or step.abandoned or invocation.status == "completed":
+            return
+        invocation.order += 1
+        invocation.steps[index] = step._replace(done=invocation.order, outcome=outcome)
+        if invocation.status == "running":
+            self.send(protocol.Completion(invocation.id, invocation.epoch, index, invocation.order, outcome))
+        elif invocation.status == "suspended":
+            self._begin(invocation)
+
+    def _suspend(self, invocation: Invocation, steps: list[int]) -> None:
+        def pending(index: int) -> bool:
+            step = invocation.steps[index]
+            return step.outcome is None and not (step.op == Op.RUN and len(step.argument) == 4 and not step.argument[2])
+
+        if steps and all(pending(index) for index in steps):
+            invocation.status = "suspended"
+            invocation.waiting = steps
+            invocation.suspended.set()
+        else:
+            self._begin(invocation)
+
+    def _failed(self, invocation: Invocation, frame: protocol.Error) -> None:
+        invocation.errors.append(Failure(*frame.failure[1:]))
+        if frame.pause:
+            invocation.status = "paused"
+            invocation.paused.set()
+            return
+        invocation.status = "backing-off"
+        self._later(100, lambda: self._begin(invocation) if invocation.status == "backing-off" else None)
+
+    def _complete_invocation(self, invocation: Invocation, outcome: list[Any]) -> None:
+        invocation.status = "completed"
+        invocation.outcome = outcome
+        invocation.done.set()
+        if invocation.caller is not None:
+            caller, index = invocation.caller
+            self.complete(self.invocations[caller], index, outcome)
+
+
+async def run_with_crashes(
+    node: FakeNode,
+    services: list[AnyService],
+    invocation: Invocation,
+    *,
+    crashes: int,
+    frames: int,
+    seconds: float = 60,
+) -> bytes:
+    """Crash at random frames (of about `frames`), `crashes` times, each time with a fresh endpoint; the result."""
+    left = crashes
+    countdown = node.random.randrange(frames) + 1
+
+    def crash_at(frame: Frame) -> str | None:
+        nonlocal left, countdown
+        countdown -= 1
+        if left == 0 or countdown > 0:
+            return None
+        left -= 1
+        countdown = node.random.randrange(frames) + 1
+        return node.random.choice(["before", "after"])
+
+    node.crash_at = crash_at
+    deadline = time.monotonic() + seconds
+    while not invocation.done.is_set():
+        assert time.monotonic() < deadline, f"no result after {seconds} s; journal {invocation.journal()}"
+        if node.link is None:
+            node.connect(services)
+        waits = [asyncio.ensure_future(event.wait()) for event in (invocation.done, node.crashed)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED, timeout=max(0.1, deadline - time.monotonic()))
+        for wait in waits:
+            wait.cancel()
+    return await node.result(invocation)
+
+
+__all__ = ["FakeNode", "Invocation", "TerminalError", "run_with_crashes"]

@@ -1,0 +1,118 @@
+"""The built-in server: discovery, streams, request/response, shutdown."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import aiohttp
+
+from holdfast.sdk import Context, Server, Service
+from tests.sdk.fake_node import FakeNode
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def greeter() -> Service:
+    greeter = Service("greeter", doc="Says hello.")
+
+    @greeter.handler
+    async def greet(ctx: Context, name: str) -> str:
+        """Greets one person."""
+        return await ctx.run("greeting", lambda: f"hello {name}")
+
+    return greeter
+
+
+def test_a_node_reaches_the_handlers_over_a_web_socket() -> None:
+    async def main() -> None:
+        server = Server([greeter()])
+        await server.start(port=0)
+        node = FakeNode()
+        await node.connect_uri(server.uri)
+
+        assert await node.call("greeter", "greet", b'"Ada"') == b'"hello Ada"'
+
+        await node.crash()
+        await server.stop()
+
+    asyncio.run(main())
+
+
+def test_the_manifest_says_what_there_is() -> None:
+    async def main() -> None:
+        server = Server([greeter()])
+        await server.start(port=0)
+        async with aiohttp.ClientSession() as session, session.get(f"{server.uri}/discover") as response:
+            manifest = await response.json()
+        await server.stop()
+
+        assert manifest["protocol"] == {"min": 1, "max": 1}
+        assert manifest["modes"] == ["stream", "request-response"]
+        (service,) = manifest["services"]
+        assert (service["name"], service["kind"], service["doc"]) == ("greeter", "service", "Says hello.")
+        assert service["handlers"] == [
+            {
+                "name": "greet",
+                "mode": "plain",
+                "doc": "Greets one person.",
+                "input": {"content_type": "application/json", "schema": {"type": "string"}},
+                "output": {"content_type": "application/json", "schema": {"type": "string"}},
+                "options": {},
+            }
+        ]
+
+    asyncio.run(main())
+
+
+PROGRAM = """
+import asyncio
+from holdfast.sdk import Context, Service, serve
+
+slow = Service("slow")
+
+@slow.handler
+async def work(ctx: Context) -> str:
+    await ctx.run("work", asyncio.sleep, 0.5)
+    return "finished"
+
+serve([slow], port={port})
+"""
+
+
+def test_sigterm_lets_what_runs_finish(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(port=port))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, str(program)], env=environment)
+
+    async def main() -> None:
+        node = FakeNode()
+        async with asyncio.timeout(60):
+            while node.link is None:
+                try:
+                    await node.connect_uri(f"http://127.0.0.1:{port}")
+                except aiohttp.ClientError:
+                    await asyncio.sleep(0.05)
+            invocation = node.invoke("slow", "work")
+            while not node.credit:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)
+            process.send_signal(signal.SIGTERM)
+
+            assert await node.result(invocation) == b'"finished"'
+            assert node.goaway
+            await node.crash()
+
+    try:
+        asyncio.run(main())
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,10 @@
+"""`make sim SEEDS=n START=s`"""
+
+from __future__ import annotations
+
+import sys
+
+from tests.sim.batch import BATCH
+
+if __name__ == "__main__":
+    sys.exit(BATCH.main())

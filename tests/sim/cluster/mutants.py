@@ -1,0 +1,289 @@
+"""Rules of the cluster, switched off by name: the simulator must then find a violation, or it is blind there.
+
+A mutant is the real code with one rule taken out, patched in from here: production code has no switches. `WHERE` says in
+which kind of world each of them shows. By hand: `make sim-cluster PROFILE=stormy MUTANT=stale-attempts-heard`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+from holdfast.cluster import catchup, snapshots, state
+from holdfast.cluster.clock import Clock
+from holdfast.cluster.invoker import Invoker
+from holdfast.cluster.leader import Leadership, Outbox
+from holdfast.cluster.node import FIRST_PARTITION_GROUP, Node
+from holdfast.cluster.router import Router
+from holdfast.cluster.watches import SLICE, Watches
+from holdfast.log.host import Host
+from holdfast.sdk.protocol import partition_of
+from holdfast.snapshots import cut, restore, transfer
+from holdfast.snapshots.format import ANY, BLOCK_BYTES, SnapshotFile, read_header
+from holdfast.statemachine import attempts, blobs, machine, queries
+from holdfast.statemachine.commands import Announce, Deliver, Invoke, TrimOutbox, decode_command
+from holdfast.statemachine.effects import OK
+
+Patch = tuple[Any, str, Any]
+
+
+def stale_attempts_heard() -> list[Patch]:
+    """What an attempt says counts, whether it is the newest or not."""
+
+    def current(state: Any, ident: bytes, epoch: int) -> Any:
+        return state.load(ident)
+
+    return [(attempts, "current", current)]
+
+
+def messages_taken_again() -> list[Patch]:
+    """The receiver does not count: it takes whatever it is sent."""
+
+    def deliver(state: Any, command: Deliver) -> Any:
+        state.set_taken(command.source, command.first + len(command.messages) - 1)
+        state.todo.extend(decode_command(raw) for raw in command.messages)
+        return OK
+
+    return [(machine, "_HANDLERS", {**machine._HANDLERS, Deliver: deliver})]
+
+
+def derived_before_announced() -> list[Patch]:
+    """A leader derives what there is to do from a state that lacks what its predecessors committed."""
+
+    def begin(self: Any) -> None:
+        if not self.ended:
+            self._on_announced(OK)
+            self.partition.submit(Announce(self.term, self._node))
+
+    return [(Leadership, "begin", begin)]
+
+
+def resubmitted_as_another() -> list[Patch]:
+    """What may have been invoked is invoked again under a new id."""
+
+    async def submit_again(self: Any, number: int, command: Any, error: Any, deadline: float) -> Any:
+        if type(command) is Invoke:
+            command = command._replace(id=command.id[:4] + os.urandom(12))
+        return await original(self, number, command, error, deadline)
+
+    original = Router._submit_again
+    return [(Router, "_submit_again", submit_again)]
+
+
+def watched_once() -> list[Patch]:
+    """Whoever waits is put under the watch of one leader, and never of the next."""
+
+    async def put_under_watch(self: Any) -> None:
+        by_partition: dict[int, list[bytes]] = defaultdict(list)
+        for invocation in self._replies.unwatched:
+            by_partition[partition_of(invocation, self._partitions)].append(invocation)
+        for number, ids in by_partition.items():
+            leader = self._leader(number)
+            if leader is not None:
+                self._watcher[number] = (leader, self._life(number, leader))
+                await self._watch(number, leader, ids[:SLICE])
+
+    return [(Watches, "_put_under_watch", put_under_watch)]
+
+
+def early_messages_lost() -> list[Patch]:
+    """What a peer says while its disk is being written down is dropped."""
+
+    def deliver(self: Any, peer: Any, session: int, envelopes: list[Any], now: float) -> None:
+        if self.sessions.get(peer) == session:
+            original(self, peer, session, envelopes, now)
+
+    original = Host.deliver
+    return [(Host, "deliver", deliver)]
+
+
+def timers_by_the_wall() -> list[Patch]:
+    """The time of a node is whatever somebody set its wall clock to."""
+    return [(Clock, "now_ms", lambda self: int(self._wall()))]
+
+
+def trimmed_before_taken() -> list[Patch]:
+    """The sender forgets a message when it has sent it."""
+
+    async def deliver(self: Any) -> Any:
+        with self._partition.state.read() as txn:
+            first, messages = queries.outbox(txn, self._target, self._taken, 512)
+        if messages:
+            self._partition.submit(TrimOutbox(self._target, first + len(messages) - 1))
+        return await original(self)
+
+    original = Outbox._deliver
+    return [(Outbox, "_deliver", deliver)]
+
+
+def led_without_deployments() -> list[Patch]:
+    """A node leads before it knows which deployments there are."""
+
+    async def catch_up(self: Any) -> None: ...
+
+    return [(Node, "_catch_up", catch_up)]
+
+
+def trimmed_before_durable() -> list[Patch]:
+    """The log is trimmed behind a snapshot whose name the disk does not know yet."""
+    return [(cut, "move_into_place", os.rename)]
+
+
+def found_names_trusted() -> list[Patch]:
+    """A snapshot that an earlier life left counts as durable, although that life may have ended before it was."""
+    return [(snapshots, "sync_directory", lambda path: None)]
+
+
+def state_believed() -> list[Patch]:
+    """A state that nobody closed is gone on with, also after a power loss."""
+
+    def doubt(path: Any, *, owner: str, boot: str) -> str | None:
+        why = original(path, owner=owner, boot=boot)
+        return None if why == "the machine ended without closing it" else why
+
+    original = state._doubt
+    return [(state, "_doubt", doubt)]
+
+
+def checksums_ignored() -> list[Patch]:
+    """What was fetched is taken for what was cut."""
+
+    def verified(path: Path, expected: Any = ANY, work: Any = None) -> SnapshotFile:
+        return SnapshotFile(path, read_header(path, expected))
+
+    def copied(file: Path, header: Any, path: Path, work: Any) -> None:
+        path.write_bytes(file.read_bytes()[BLOCK_BYTES:])
+
+    return [(transfer, "verify", verified), (snapshots, "verify", verified), (restore, "_copy_data", copied)]
+
+
+def installed_without_snapshot() -> list[Patch]:
+    """A fetched snapshot becomes the state, which a power loss takes, and is not kept as a snapshot."""
+
+    def swap(machine: Any, staged: Any, file: Any, path: Any) -> Any:
+        return lambda: machine.swap(staged)
+
+    return [(catchup, "swap", swap)]
+
+
+def serves_nothing_while_hollow() -> list[Patch]:
+    """A node that has lost the state of one partition serves none until it has fetched it."""
+
+    async def catch_up(self: Any) -> None:
+        await original(self)
+        for group in list(self.log.host.hollow):
+            machine = self.machines[group - FIRST_PARTITION_GROUP]
+            await self.catch_up.fill(self.log, group, machine, sorted(self.config.peers))
+
+    original = Node._catch_up
+    return [(Node, "_catch_up", catch_up)]
+
+
+def messages_before_their_values() -> list[Patch]:
+    """Large values are left to whoever delivers the message."""
+
+    async def stage(self: Any, number: int, ref: Any, chunk: Any) -> None: ...
+
+    return [(Router, "stage", stage)]
+
+
+def large_values_overtaken() -> list[Patch]:
+    """What an attempt says behind a large value does not wait until that is staged."""
+
+    def stage(self: Any, attempt: Any, wanted: Any, *, last: bool) -> None:
+        async def go() -> None:
+            light = await self._detached(attempt, wanted)
+            if light is not None:
+                self._submit(attempt, light, last=last)
+
+        self._loop.create_task(go())
+
+    return [(Invoker, "_stage", stage)]
+
+
+def values_go_while_referred_to() -> list[Patch]:
+    """What was staged goes when its time comes, whoever refers to it."""
+
+    def acquire(state: Any, payload: Any) -> None: ...
+
+    def release(state: Any, payload: Any) -> None: ...
+
+    return [(blobs, "acquire", acquire), (blobs, "release", release), (blobs, "KEPT_MS", 1000)]
+
+
+def refused_without_need() -> list[Patch]:
+    """Who loses a leader for a moment refuses its clients, although there is a majority."""
+    return [(Router.submit, "__kwdefaults__", {"wait_s": 0.0})]
+
+
+MUTANTS: Final[dict[str, Callable[[], list[Patch]]]] = {
+    "stale-attempts-heard": stale_attempts_heard,
+    "messages-taken-again": messages_taken_again,
+    "derived-before-announced": derived_before_announced,
+    "resubmitted-as-another": resubmitted_as_another,
+    "watched-once": watched_once,
+    "early-messages-lost": early_messages_lost,
+    "timers-by-the-wall": timers_by_the_wall,
+    "trimmed-before-taken": trimmed_before_taken,
+    "led-without-deployments": led_without_deployments,
+    "trimmed-before-durable": trimmed_before_durable,
+    "found-names-trusted": found_names_trusted,
+    "state-believed": state_believed,
+    "checksums-ignored": checksums_ignored,
+    "installed-without-snapshot": installed_without_snapshot,
+    "serves-nothing-while-hollow": serves_nothing_while_hollow,
+    "messages-before-their-values": messages_before_their_values,
+    "large-values-overtaken": large_values_overtaken,
+    "values-go-while-referred-to": values_go_while_referred_to,
+    "refused-without-need": refused_without_need,
+}
+
+#: In which kind of world each of them shows.
+WHERE: Final = {
+    "stale-attempts-heard": "stormy",
+    "messages-taken-again": "stormy",
+    "derived-before-announced": "stormy",
+    "resubmitted-as-another": "stormy",
+    "watched-once": "watched",
+    "early-messages-lost": "calm",
+    "timers-by-the-wall": "stormy",
+    "trimmed-before-taken": "stormy",
+    "led-without-deployments": "stormy",
+    "trimmed-before-durable": "snapshots",
+    "found-names-trusted": "snapshots",
+    "state-believed": "snapshots",
+    "checksums-ignored": "store",
+    "installed-without-snapshot": "snapshots",
+    "serves-nothing-while-hollow": "store",
+    "messages-before-their-values": "large",
+    "large-values-overtaken": "large",
+    "values-go-while-referred-to": "large",
+    "refused-without-need": "stormy",
+}
+
+#: The seed that found it when it was last looked for, where that is not one of the first. Looked at before all others.
+SEEDS: Final = {
+    "refused-without-need": 28,
+    "installed-without-snapshot": 16,
+    "checksums-ignored": 10,
+    "found-names-trusted": 19,
+    "led-without-deployments": 49,
+    "timers-by-the-wall": 61,
+    "early-messages-lost": 37,
+    "watched-once": 11,
+    "derived-before-announced": 7,
+}
+
+
+@contextmanager
+def switched_off(name: str) -> Iterator[None]:
+    """The cluster without the rule of that name."""
+    with ExitStack() as stack:
+        for owner, attribute, replacement in MUTANTS[name]():
+            stack.enter_context(patch.object(owner, attribute, replacement))
+        yield

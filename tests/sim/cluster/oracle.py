@@ -1,0 +1,285 @@
+"""What must be true of a cluster, whatever happens to it.
+
+The oracle keeps a reference of each partition: the real state machine over every entry in the order of the log, fed by
+whichever replica comes first to it. So it is never behind any node, and each command can be looked at in the state that it
+meets. What it checks, it checks by its own means: the epoch of an attempt, the numbers of messages between partitions and the
+time of a timer are compared here, not by the code that is to keep them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.log.replica import Committed
+from holdfast.sdk.protocol import Op, partition_of, unpack_step
+from holdfast.statemachine import queries, tables
+from holdfast.statemachine.blobs import MISSING
+from holdfast.statemachine.commands import (
+    AbandonStep,
+    Announce,
+    Batch,
+    Command,
+    Complete,
+    Deliver,
+    FailAttempt,
+    FireTimers,
+    Invoke,
+    PutBlob,
+    RecordIntent,
+    RecordRunFailure,
+    RecordRunOutcome,
+    RecordStep,
+    SuspendAttempt,
+    TrimOutbox,
+    decode_batch,
+)
+from holdfast.statemachine.effects import Reply, Result, Status
+from holdfast.statemachine.machine import apply
+from holdfast.statemachine.memory import Memory
+from holdfast.statemachine.records import Invocation, unpack, unpack_invocation
+from holdfast.statemachine.state import State
+from tests.sim.cluster.node import T0_MS
+from tests.statemachine import invariants
+from tests.statemachine.found import objects_in
+
+if TYPE_CHECKING:
+    from tests.sim.cluster.world import Process, World
+
+#: What an attempt says, and what only the newest one may say.
+OF_ATTEMPTS: Final = (
+    RecordStep, RecordIntent, RecordRunFailure, RecordRunOutcome, AbandonStep, SuspendAttempt, Complete, FailAttempt,
+)  # fmt: skip
+#: By how much the clocks of nodes may differ at most, with what they drift in a run.
+CLOCKS_MS: Final = 150
+
+
+class Reference:
+    def __init__(self, number: int, partitions: int) -> None:
+        self.number = number
+        self.txn = Memory()
+        self.core = State(number, partitions)
+        self.index = 0
+        self.seen: list[int] = [0]  # A checksum of each entry.
+        self.term = 0
+        self.sleeps: dict[tuple[bytes, int], int] = {}  # when they are due
+
+    def sent(self, target: int) -> int:
+        raw = self.txn.get(tables.SENT + tables.partition_bytes(target))
+        return 0 if raw is None else int(unpack(raw))
+
+    def active(self) -> list[Invocation]:
+        rows = self.txn.scan(tables.ACTIVE, tables.after(tables.ACTIVE))
+        return [unpack_invocation(key[1:], raw) for key, raw in rows]
+
+
+class Oracle:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.partitions = world.profile.partitions
+        self.references = [Reference(number, self.partitions) for number in range(self.partitions)]
+        self.invoked: set[bytes] = set()
+        self.completed: dict[bytes, list[Any]] = {}
+        self.told: dict[bytes, list[Any]] = {}  # What clients were told.
+        self.taken: dict[tuple[int, int], int] = defaultdict(int)  # (source, target): newest message taken
+
+    def reference(self, ident: bytes) -> Reference:
+        return self.references[partition_of(ident, self.partitions)]
+
+    # -- the log -------------------------------------------------------------------------------------------------------
+
+    def about_to_apply(self, name: str, number: int, entries: Sequence[Committed]) -> None:
+        reference = self.references[number]
+        for entry in entries:
+            mark = zlib.crc32(b"".join(entry.commands), entry.term)
+            if entry.index <= reference.index:
+                if reference.seen[entry.index] != mark:
+                    self.violate(f"{name} applies another entry {entry.index} in partition {number}")
+            elif entry.index == reference.index + 1:
+                reference.index = entry.index
+                reference.seen.append(mark)
+                for raw in entry.commands:
+                    self._apply(reference, decode_batch(raw))
+            else:
+                self.violate(f"{name} skips entries {reference.index + 1} to {entry.index - 1} of partition {number}")
+
+    def _apply(self, reference: Reference, batch: Batch) -> None:
+        core, txn = reference.core, reference.txn
+        for command in batch.commands:
+            record = queries.load(txn, command.id) if isinstance(command, OF_ATTEMPTS) else None
+            core.begin(txn)
+            result = apply(core, batch.now_ms, command)
+            core.flush()
+            self._look(reference, command, result, record)
+            for effect in core.take_effects():
+                if isinstance(effect, Reply):
+                    self._completed(effect)
+
+    def _look(self, reference: Reference, command: Command, result: Result, record: Invocation | None) -> None:
+        self.world.counts["commands"] += 1
+        match command:
+            case Announce():
+                if command.term <= reference.term:
+                    self.violate(f"two leaders announced term {command.term} of partition {reference.number}")
+                reference.term = command.term
+            case Invoke() if result.code == 0:
+                self._began(command.id)
+            case Deliver():
+                self._delivered(reference, command, result)
+            case PutBlob() if result.code == 0:
+                self.world.counts["values staged"] += 1
+            case TrimOutbox():
+                if command.sequence > self.taken[reference.number, command.target]:
+                    self.violate(f"partition {reference.number} forgets messages that {command.target} has not taken")
+            case FireTimers():
+                self._fired(reference)
+            case _ if isinstance(command, OF_ATTEMPTS) and result.code == 0:
+                epoch = getattr(command, "epoch", 0)
+                if record is None or record.epoch != epoch or record.status != Status.RUNNING:
+                    self.violate(f"{type(command).__name__} of attempt {epoch} was taken, but it is over: {record}")
+                if type(command) is RecordStep and command.op == Op.SLEEP:
+                    due_ms = queries.meta(reference.txn).now_ms + command.argument[0]
+                    reference.sleeps[command.id, command.step] = due_ms
+
+    def _began(self, ident: bytes) -> None:
+        if ident in self.invoked:
+            self.violate(f"{ident.hex()} began twice")
+        self.invoked.add(ident)
+
+    def _completed(self, effect: Reply) -> None:
+        if effect.id in self.completed:
+            self.violate(f"{effect.id.hex()} completed twice")
+        # The value of a reference is there when it is applied, and the test of what is left finds out whether it stays.
+        self.completed[effect.id] = queries.whole_outcome(self.reference(effect.id).txn, effect.outcome) or []
+
+    def _delivered(self, reference: Reference, command: Deliver, result: Result) -> None:
+        """Each message once, in order, and as it was sent."""
+        pair = (command.source, reference.number)
+        taken, last = self.taken[pair], command.first + len(command.messages) - 1
+        if command.first > taken + 1:
+            if result.code != 409:
+                self.violate(f"partition {pair[1]} took message {command.first} of {pair[0]} before {taken + 1}")
+            self.world.counts["deliveries with gaps refused"] += 1
+        elif last <= taken:
+            self.world.counts["deliveries doubled"] += 1
+            if result.code != 200:
+                self.violate(f"partition {pair[1]} took messages {command.first} to {last} of {pair[0]} again")
+        elif result.code == MISSING:
+            self.world.counts["deliveries before their values refused"] += 1
+        else:
+            first, sent = queries.outbox(self.references[command.source].txn, pair[1], taken, last - taken)
+            if first != taken + 1 or sent != command.messages[taken + 1 - command.first :]:
+                self.violate(f"partition {pair[1]} took messages that {pair[0]} never sent")
+            self.taken[pair] = last
+            self.world.counts["messages delivered"] += len(sent)
+
+    def _fired(self, reference: Reference) -> None:
+        now_ms = T0_MS + self.world.now * 1000
+        for (ident, index), due_ms in list(reference.sleeps.items()):
+            raw = queries.journal(reference.txn, ident, index, 1)
+            step = unpack_step(raw[0]) if raw else None
+            if step is not None and not step.done and not step.abandoned:
+                continue
+            del reference.sleeps[ident, index]
+            if step is not None and step.outcome is not None and step.outcome[0] == 0 and now_ms < due_ms - CLOCKS_MS:
+                self.violate(f"a timer rang {due_ms - now_ms:.0f} ms early")
+
+    # -- snapshots -------------------------------------------------------------------------------------------------------
+
+    def about_to_trim(self, process: Process, group: int, index: int) -> None:
+        """What the log forgets, a snapshot has, and a power loss in this very moment leaves it."""
+        assert process.node is not None
+        durable = process.files.durable_snapshot(process.node.snapshots.directory(group))
+        if durable < index:
+            self.violate(f"{process.name} trims group {group} to {index}, and its durable snapshot is at {durable}")
+        process.wiped.discard(group)
+        self.world.counts["trims"] += 1
+
+    def is_hollow(self, process: Process, group: int) -> None:
+        """Its state is gone and so are its snapshots. Only somebody who removes files does that."""
+        self.world.counts["hollow groups"] += 1
+        if group not in process.wiped:
+            self.violate(f"{process.name} has nothing to begin group {group} with, and nobody removed anything")
+
+    # -- the world outside ---------------------------------------------------------------------------------------------
+
+    def about_to_run(self, ident: bytes, epoch: int, key: str) -> None:
+        """A result that is journaled is never computed again, by the attempt that counts."""
+        txn = self.reference(ident).txn
+        record = queries.load(txn, ident)
+        if record is not None and record.epoch == epoch and record.status == Status.RUNNING:
+            for raw in queries.journal(txn, ident, 0, 10_000):
+                step = unpack_step(raw)
+                if step.key == key and step.done:
+                    self.violate(f"{key} of {ident.hex()} runs again, although its result is journaled")
+
+    def was_told(self, ident: bytes, outcome: list[Any]) -> None:
+        self.told[ident] = outcome
+        known = self.completed.get(ident)
+        if known != outcome:
+            self.violate(f"a client was told {outcome} of {ident.hex()}, and the log says {known}")
+
+    def violate(self, what: str) -> None:
+        self.world.violate(what)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def is_quiet(self) -> bool:
+        """Nothing is left to do, and every replica knows it."""
+        if any(reference.active() for reference in self.references):
+            return False
+        for reference in self.references:
+            for process in self.world.processes.values():
+                state = process.states.get(reference.number)
+                if self.world.hosts(process, reference.number) and (
+                    state is None or state.applied[0] < reference.index
+                ):
+                    return False
+        return all(
+            reference.sent(target) == self.taken[reference.number, target]
+            for reference in self.references
+            for target in range(self.partitions)
+            if target != reference.number
+        )
+
+    def what_is_left(self) -> str:
+        left = [
+            f"{record.id.hex()} {record.service}/{record.key}: {queries.why_not_running(reference.txn, record.id)}"
+            for reference in self.references
+            for record in reference.active()
+        ]
+        sent = [
+            f"{reference.number} sent {reference.sent(target)} messages to {target}, which took {taken}"
+            for reference in self.references
+            for target in range(self.partitions)
+            if target != reference.number and reference.sent(target) != (taken := self.taken[reference.number, target])
+        ]
+        applied = [
+            f"partition {reference.number}: {reference.index} in the log, "
+            + ", ".join(f"{name} {p.states[reference.number].applied[0]}" for name, p in self.world.processes.items()
+                        if reference.number in p.states)
+            for reference in self.references
+        ]  # fmt: skip
+        return "; ".join([*left, *sent, *applied])
+
+    def conclude(self) -> None:
+        for reference in self.references:
+            invariants.check(reference.txn)
+            digest = queries.digest(reference.txn)
+            for name, process in self.world.processes.items():
+                if not self.world.hosts(process, reference.number):
+                    continue
+                state = process.states[reference.number]
+                with state.read() as held:
+                    if state.applied[0] == reference.index and queries.digest(held) != digest:
+                        self.violate(f"{name} holds another state of partition {reference.number}")
+        for ident, outcome in self.told.items():
+            txn = self.reference(ident).txn
+            if queries.whole_outcome(txn, queries.outcome(txn, ident)) != outcome:
+                self.violate(f"{ident.hex()} is not what a client was told")
+
+    def objects(self) -> tuple[dict[str, int], dict[str, list[str]]]:
+        """(sums by key, what each sender's messages were seen as)"""
+        return objects_in(reference.txn for reference in self.references)

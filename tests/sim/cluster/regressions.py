@@ -1,0 +1,48 @@
+"""Seeds that once found something. They run always, and a seed is never taken off the list.
+
+A change of the dice makes a seed tell another story, so each entry also names the mutant that brings its defect back, where
+there is one: `test_cluster_mutants.py` keeps finding that defect in whatever seeds show it today.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Regression(NamedTuple):
+    seed: int
+    profile: str
+    found: str
+    mutant: str | None = None
+
+
+REGRESSIONS: Final = (
+    Regression(
+        4,
+        "calm",
+        "a question that came while its sender's disk was being written down was lost, and its asker waited for ever",
+        "early-messages-lost",
+    ),
+    Regression(
+        2,
+        "store",
+        "a node killed between a snapshot's rename and its sync believed the name at its next start, and trimmed its log",
+        "found-names-trusted",
+    ),
+    Regression(
+        8,
+        "store",
+        "two nodes that had lost the state of one partition each served nothing, and waited for each other's for ever",
+        "serves-nothing-while-hollow",
+    ),
+    Regression(
+        2,
+        "members",
+        "after a power loss of all nodes, those that had joined later were in nobody's settings, and no majority was found",
+    ),
+    Regression(
+        33,
+        "members",
+        "a node with a full disk was invited to a partition, could not open its state, and broke the link to who invited it",
+    ),
+)

@@ -1,0 +1,86 @@
+"""The named steps of a snapshot's life, and a process that may die before or after each of them.
+
+What runs is the real code; each step of it is wrapped. So a crash falls between a file and its name, between a snapshot and
+the log that is told of it, or between a new state and the log that goes on from it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final
+from unittest.mock import patch
+
+from holdfast.cluster import catchup, snapshots
+from holdfast.cluster.catchup import CatchUp
+from holdfast.cluster.partition import PartitionMachine
+from holdfast.cluster.snapshots import Keeper
+from holdfast.log.host import Host
+from holdfast.log.node import Group
+from holdfast.snapshots.restore import Staged
+
+if TYPE_CHECKING:
+    from tests.sim.cluster.world import World
+
+#: (name, where it is, what it is called there, how much likelier a crash is there: some steps are rare)
+STEPS: Final = (
+    ("cut", snapshots, "cut_blocking", 1.0),
+    ("verify", snapshots, "verify", 1.0),
+    ("accept", Keeper, "accept", 1.0),
+    ("offer", Keeper, "offer", 1.0),
+    ("trim", Group, "trim", 2.0),
+    ("prune", Keeper, "_prune", 1.0),
+    ("publish", Keeper, "_publish", 2.0),
+    ("restore", snapshots, "restore_blocking", 1.0),
+    ("fetch", CatchUp, "fetch", 6.0),
+    ("stage", catchup, "stage", 8.0),
+    ("install", Group, "install", 8.0),
+    ("move", catchup, "move_into_place", 8.0),
+    ("swap", PartitionMachine, "swap", 8.0),
+    ("rename", Staged, "swap", 1.0),
+    ("fill", Host, "fill", 15.0),
+)
+
+
+@contextmanager
+def watched(world: World) -> Iterator[None]:
+    """For as long as this lasts, processes die at the steps of snapshots as the profile of the world says."""
+    with ExitStack() as stack:
+        for name, owner, attribute, weight in STEPS:
+            original = getattr(owner, attribute)
+            stack.enter_context(patch.object(owner, attribute, _wrapped(world, name, original, weight)))
+        yield
+
+
+def _wrapped(world: World, name: str, original: Callable[..., Any], weight: float) -> Callable[..., Any]:
+    def reach(moment: str) -> None:
+        process = world.running
+        if (
+            process is not None
+            and process.up
+            and world.chance(f"crashed {moment} {name}", world.profile.crashes * weight)
+        ):
+            process.crash()
+
+    if inspect.iscoroutinefunction(original):
+
+        @wraps(original)
+        async def step_later(*args: Any, **options: Any) -> Any:
+            reach("before")
+            result = await original(*args, **options)
+            reach("after")
+            return result
+
+        return step_later
+
+    @wraps(original)
+    def step(*args: Any, **options: Any) -> Any:
+        reach("before")
+        world.counts[f"step: {name}"] += 1
+        result = original(*args, **options)
+        reach("after")
+        return result
+
+    return step

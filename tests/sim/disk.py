@@ -1,0 +1,126 @@
+"""A disk in memory that forgets what was not synced: the twin of `LmdbStore` under the real journal."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+
+from holdfast.log.journal import HARD
+from holdfast.log.store import Cut, Drop, Op, Put
+
+
+class Table:
+    def __init__(self) -> None:
+        self.keys: list[bytes] = []
+        self.values: dict[bytes, bytes] = {}
+
+    def put(self, key: bytes, value: bytes) -> None:
+        if key not in self.values:
+            if self.keys and key < self.keys[-1]:
+                insort(self.keys, key)
+            else:
+                self.keys.append(key)
+        self.values[key] = value
+
+    def cut(self, low: bytes, high: bytes) -> None:
+        start, stop = bisect_left(self.keys, low), bisect_left(self.keys, high)
+        for key in self.keys[start:stop]:
+            del self.values[key]
+        del self.keys[start:stop]
+
+
+class SimDisk:
+    """What survives a crash, and what is on its way there. One commit at a time is under way, as with LMDB."""
+
+    path = "simulated disk"
+
+    def __init__(self, disk_id: str) -> None:
+        self.disk_id = disk_id
+        self.tables_: dict[str, Table] = {}
+        self.pending: list[Op] = []
+        self.begun = False  # The commit of what is pending was asked for.
+        self.on_stage: Callable[[Sequence[Op]], None] = lambda ops: None
+        self.full = False
+        self.to_the_last_byte = False  # Not even a state can be written.
+        self.fsyncs = 0
+
+    def _table(self, name: str) -> Table:
+        table = self.tables_.get(name)
+        if table is None:
+            table = self.tables_[name] = Table()
+        return table
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        return self._table(table).values.get(key)
+
+    def scan(self, table: str, low: bytes, high: bytes, *, bytes_max: int, count_max: int) -> list[tuple[bytes, bytes]]:
+        found = self._table(table)
+        rows: list[tuple[bytes, bytes]] = []
+        size = 0
+        for key in found.keys[bisect_left(found.keys, low) : bisect_left(found.keys, high)]:
+            size += len(key) + len(found.values[key])
+            if rows and (size > bytes_max or len(rows) >= count_max):
+                break
+            rows.append((key, found.values[key]))
+        return rows
+
+    def first(self, table: str) -> tuple[bytes, bytes] | None:
+        found = self._table(table)
+        return (found.keys[0], found.values[found.keys[0]]) if found.keys else None
+
+    def last(self, table: str) -> tuple[bytes, bytes] | None:
+        found = self._table(table)
+        return (found.keys[-1], found.values[found.keys[-1]]) if found.keys else None
+
+    def count(self, table: str) -> int:
+        return len(self._table(table).keys)
+
+    def tables(self) -> list[str]:
+        return sorted(name for name, table in self.tables_.items() if table.keys)
+
+    def stage(self, ops: Sequence[Op]) -> None:
+        assert not self.pending, "one commit at a time"
+        self.on_stage(ops)
+        self.pending = list(ops)
+
+    def commit(self) -> None:
+        """The fsync returned: all of it is there."""
+        self.fsyncs += 1
+        ops, self.pending, self.begun = self.pending, [], False
+        for op in ops:
+            match op:
+                case Put(table, key, value):
+                    self._table(table).put(key, value)
+                case Cut(table, low, high):
+                    self._table(table).cut(low, high)
+                case Drop(table):
+                    self.tables_.pop(table, None)
+
+    def lose_power(self, *, keep_pending: bool) -> None:
+        """A commit is atomic: at a crash it is there in full or not at all, and not at all if it had not begun.
+
+        Also right for a killed process whose pages the kernel still holds: opening the store syncs the file before anything
+        in it is believed.
+        """
+        if keep_pending and self.begun:
+            self.commit()
+        self.pending, self.begun = [], False
+
+    def room(self) -> str | None:
+        return "the simulated disk is full" if self.full else None
+
+    def close(self) -> None: ...
+
+    def keys(self, table: str) -> list[bytes]:
+        return self._table(table).keys
+
+    def hards(self) -> list[tuple[int, bytes]]:
+        """(group, record) of all groups."""
+        return [(int.from_bytes(key, "big"), value) for key, value in self._table(HARD).values.items()]
+
+    def flip_bit(self, table: str, key: bytes, at: int) -> None:
+        """Damage one value. Done twice, it is as before."""
+        values = self._table(table).values
+        value = bytearray(values[key])
+        value[at // 8 % len(value)] ^= 1 << (at % 8)
+        values[key] = bytes(value)

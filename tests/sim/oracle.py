@@ -1,0 +1,465 @@
+"""What must always hold, seen from outside all nodes at once, after every event.
+
+The oracle knows every disk, every message and every answer. It keeps one history of what is committed, and nothing may
+ever contradict it: not a node's log, not a state, not an answer to a client, not a later leader. It looks at three places:
+what a node stages for its disk (`staged`), what it tells its peers (`sent`), and what it holds after an event (`look`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from holdfast.log.engine import decode_seal
+from holdfast.log.errors import ProposalError
+from holdfast.log.journal import COMMITS, HARD, PINS, TOMBSTONES, GroupLog, table_of
+from holdfast.log.messages import (
+    SEAL,
+    Append,
+    AppendAck,
+    Envelope,
+    GroupId,
+    Heartbeat,
+    NodeId,
+    RequestVote,
+    TimeoutNow,
+    Vote,
+)
+from holdfast.log.store import Cut, Drop, Op, Put
+from tests.sim.machine import Saved
+
+if TYPE_CHECKING:
+    from holdfast.log.replica import Committed, Replica
+    from tests.sim.world import SimNode, World
+
+
+class Violation(Exception):
+    """The log broke a promise."""
+
+
+@dataclass(eq=False)
+class Operation:
+    number: int
+    group: GroupId
+    kind: str  # write, read or change
+    command: bytes = b""
+    members: tuple[NodeId, ...] = ()
+    floor: int = 0  # The newest index that anybody had been shown when this was asked.
+    outcome: str = "open"  # open, ok, failed (definitely), unknown
+    node: str = ""
+    index: int = 0
+
+
+class Hard:
+    """A group's record of term, vote and configuration, as it lies on a disk."""
+
+    def __init__(self, value: bytes) -> None:
+        fields: list[Any] = msgpack.unpackb(value[4:])
+        self.term, self.vote, self.commit, self.base = fields[:4]
+        self.epoch = fields[6]
+
+
+class Stone:
+    """What a node keeps of a group whose log it deleted, as it lies on a disk."""
+
+    def __init__(self, value: bytes) -> None:
+        fields: list[Any] = msgpack.unpackb(value[4:])
+        self.term, self.vote, self.epoch = fields[:3]
+
+
+class Ledger:
+    """The one history of a group."""
+
+    def __init__(self, founders: tuple[NodeId, ...]) -> None:
+        self.terms: dict[int, int] = {}  # index -> term of the committed entry
+        self.commands: dict[int, bytes] = {}
+        self.chains: dict[int, int] = {0: 0}
+        self.where: dict[bytes, int] = {}  # command -> index where it is committed
+        self.leaders: dict[tuple[int, int], tuple[NodeId, int]] = {}  # (epoch, term) -> who led, in which life
+        self.newest = (0, 0)
+        self.epochs: dict[int, tuple[tuple[NodeId, ...], int, int]] = {0: (founders, 0, 0)}  # members and seed
+        self.seals: dict[int, int] = {}  # epoch -> index of the committed entry that ended it
+        self.written: dict[tuple[int, int, int], tuple[int, int | None]] = {}  # (epoch, index, term) -> content, before
+        self.votes: dict[tuple[NodeId, int], NodeId] = {}  # (voter, term) -> for whom, as somebody was told
+        self.shown = 0  # The newest index acknowledged to a writer or seen by a reader.
+        self.top = 0
+
+
+class Oracle:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.ledgers: dict[GroupId, Ledger] = {group: Ledger(names) for group, names in world.founders.items()}
+        self.operations: list[Operation] = []
+        self._open: dict[NodeId, set[Operation]] = {name: set() for name in world.names}
+        self._seen: dict[
+            tuple[NodeId, GroupId], tuple[int, ...]
+        ] = {}  # boots, epoch, role, term, commit, applied, last
+        self._led: dict[tuple[NodeId, GroupId], tuple[int, int]] = {}
+
+    # -- clients -------------------------------------------------------------------------------------------------------
+
+    def invoked(self, operation: Operation, node: SimNode) -> None:
+        operation.node = node.name
+        operation.floor = self.ledgers[operation.group].shown
+        self.operations.append(operation)
+        self._open[node.name].add(operation)
+
+    def _close(self, operation: Operation, outcome: str) -> None:
+        self._must(operation.outcome == "open", f"operation {operation.number} was answered twice")
+        operation.outcome = outcome
+        self._open[NodeId(operation.node)].discard(operation)
+        self.world.counts[f"{operation.kind} {outcome}"] += 1
+
+    def succeeded(self, operation: Operation, index: int, replica: Replica) -> None:
+        self._close(operation, "ok")
+        operation.index = index
+        ledger = self.ledgers[operation.group]
+        self._must(index <= replica.applied, f"entry {index} was answered and is not applied")
+        if operation.kind == "read":
+            floor = operation.floor
+            self._must(index >= floor, f"a read at {index} misses entry {floor}, which somebody had been shown before")
+            ledger.shown = max(ledger.shown, replica.applied)  # The reader sees all that is applied.
+            return
+        self._must(index in ledger.terms, f"entry {index} was acknowledged and is not committed")
+        if operation.kind == "write":
+            committed = ledger.commands[index]
+            self._must(operation.command in committed, f"entry {index} was acknowledged with another content")
+        ledger.shown = max(ledger.shown, index)
+
+    def failed(self, operation: Operation, error: ProposalError) -> None:
+        self._close(operation, "failed" if error.definite else "unknown")
+
+    def stopped(self, node: SimNode) -> None:
+        """Whoever waited on a process that died does not know the outcome."""
+        for operation in self._open[node.name]:
+            operation.outcome = "unknown"
+        self._open[node.name].clear()
+
+    # -- what nodes apply ------------------------------------------------------------------------------------------------
+
+    def applied(self, name: NodeId, group: GroupId, saved: Saved, entry: Committed) -> None:
+        ledger = self.ledgers[group]
+        expected = ledger.chains.get(saved.index)
+        if expected is None:
+            ledger.chains[saved.index] = saved.chain
+        self._must(expected in (None, saved.chain), f"{name}: its state at entry {saved.index} differs from another's")
+        for command in entry.commands:
+            where = ledger.where.setdefault(command, entry.index)
+            self._must(where == entry.index, f"{command!r} took effect at {where} and again at {entry.index}")
+
+    def installed(self, name: NodeId, group: GroupId, saved: Saved) -> None:
+        expected = self.ledgers[group].chains.get(saved.index)
+        self._must(expected == saved.chain, f"{name}: installed a state at {saved.index} that nobody had")
+
+    # -- what nodes write ------------------------------------------------------------------------------------------------
+
+    def staged(self, node: SimNode, ops: Sequence[Op]) -> list[str]:
+        """One transaction on its way to a disk. Returns what kind of thing it does, for the failpoints."""
+        kinds: set[str] = set()
+        terms: dict[tuple[str, int], int | None] = {}
+        gone = {op.low for op in ops if type(op) is Cut and op.table == HARD}
+        for op in ops:
+            match op:
+                case Put(table, key, value) if table == TOMBSTONES:
+                    kinds.add("forget")
+                case Put(table, key, value) if table == HARD:
+                    kinds |= self._staged_hard(node, key, Hard(value), is_back=key in gone)
+                case Put(table, key, value) if table == COMMITS:
+                    self._staged_commits(node, key, value, gone)
+                case Put(table, key, value) if table == PINS:
+                    kinds.add("pin")
+                case Put(table, key, value):
+                    kinds.add("entries")
+                    self._staged_entry(node, table, int.from_bytes(key, "big"), value, terms)
+                case Cut(table, low, _) if table not in (HARD, COMMITS, PINS, TOMBSTONES):
+                    first = node.disk.first(table)
+                    kinds.add("trim" if first is None or low <= first[0] else "truncate")
+                    cut = int.from_bytes(low, "big")
+                    for place in [place for place in terms if place[0] == table and place[1] >= cut]:
+                        terms[place] = None
+                case Drop():
+                    kinds.add("install")
+        return sorted(kinds)
+
+    def _staged_commits(self, node: SimNode, key: bytes, value: bytes, gone: set[bytes]) -> None:
+        stored = node.disk.get(COMMITS, key)
+        old: dict[int, int] = {} if stored is None else msgpack.unpackb(stored[4:], strict_map_key=False)
+        new: dict[int, int] = msgpack.unpackb(value[4:], strict_map_key=False)
+        for group, commit in old.items():
+            if group.to_bytes(4, "big") in gone:
+                continue
+            self._must(new.get(group, -1) >= commit, f"{node.name}: the durable commit of group {group} falls")
+
+    def _staged_hard(self, node: SimNode, key: bytes, new: Hard, *, is_back: bool) -> set[str]:
+        """What a node has promised in a group it keeps, also over the loss of the group's log (`is_back`)."""
+        value, stone = node.disk.get(HARD, key), node.disk.get(TOMBSTONES, key)
+        if value is None and stone is None:
+            return {"create"}
+        old = Hard(value) if value is not None else Stone(stone or b"")
+        name = node.name
+        self._must(new.term >= old.term, f"{name}: its durable term falls from {old.term} to {new.term}")
+        self._must(new.epoch >= old.epoch, f"{name}: its durable epoch falls from {old.epoch} to {new.epoch}")
+        kept = new.term > old.term or old.vote in (None, new.vote)
+        self._must(kept, f"{name}: its durable vote in term {old.term} changes from {old.vote} to {new.vote}")
+        if isinstance(old, Stone) or is_back:
+            return {"create", "return"}
+        self._must(new.commit >= old.commit, f"{name}: its durable commit falls from {old.commit} to {new.commit}")
+        self._must(new.base >= old.base, f"{name}: its durable base falls from {old.base} to {new.base}")
+        kinds = set()
+        if new.vote is not None and (new.term, new.vote) != (old.term, old.vote):
+            kinds.add("vote")
+        if new.epoch > old.epoch:
+            kinds.add("epoch")
+        return kinds
+
+    def _staged_entry(
+        self, node: SimNode, table: str, index: int, value: bytes, terms: dict[tuple[str, int], int | None]
+    ) -> None:
+        """Log matching (Raft §5.3): an entry's index and term say what it holds, and what stands before it."""
+        group = GroupId(int(table.removeprefix("log.")))
+        term = int.from_bytes(value[:8], "big")
+        before = terms.get((table, index - 1))
+        if before is None:
+            held = node.disk.get(table, (index - 1).to_bytes(8, "big"))
+            before = None if held is None else int.from_bytes(held[:8], "big")
+        terms[table, index] = term
+        assert node.host is not None
+        configuration = node.host.journal.groups[group].configuration
+        if index <= configuration.seed_index:
+            return  # Of an earlier epoch, hence committed: compared with the one history.
+        known = self.ledgers[group].written.setdefault(
+            (configuration.epoch, index, term), (zlib.crc32(value[12:]), before)
+        )
+        self._must(known[0] == zlib.crc32(value[12:]), f"{node.name}: entry {index} of term {term} has two contents")
+        agrees = before is None or known[1] is None or known[1] == before
+        self._must(agrees, f"{node.name}: before entry {index} of term {term} stand terms {before} and {known[1]}")
+
+    # -- what nodes say --------------------------------------------------------------------------------------------------
+
+    def sent(self, node: SimNode, peer: NodeId, envelopes: list[Envelope]) -> set[str]:
+        """A frame leaves. Returns what kinds of message are in it, for the failpoints."""
+        self._must(
+            node.disk.get(PINS, peer.encode()) is not None, f"{node.name} talks to {peer}, whose disk is not pinned"
+        )
+        kinds: set[str] = set()
+        for group, epoch, message in envelopes:
+            kind = type(message)
+            kinds.add(kind.__name__)
+            ledger = self.ledgers[group]
+            match message:
+                case Vote(term, granted):
+                    if granted:
+                        self._voted(node, group, ledger, term, peer)
+                case RequestVote(term):
+                    self._voted(node, group, ledger, term, node.name)
+                case AppendAck(term, index):
+                    self._acknowledged(node, group, index, term)
+                case Append(term) | Heartbeat(term) | TimeoutNow(term):
+                    self._leads(node, ledger, epoch, term)
+                case _:
+                    pass
+        return kinds
+
+    def _voted(self, node: SimNode, group: GroupId, ledger: Ledger, term: int, candidate: NodeId) -> None:
+        if node.wiped:
+            return
+        name = node.name
+        first = ledger.votes.setdefault((name, term), candidate)
+        self._must(first == candidate, f"{name} voted for {first} and for {candidate} in term {term}")
+        value = node.disk.get(HARD, group.to_bytes(4, "big"))
+        hard = None if value is None else Hard(value)
+        durable = hard is not None and (hard.term > term or (hard.term == term and hard.vote == candidate))
+        self._must(durable, f"{name} tells of its vote for {candidate} in term {term}, which is not on its disk")
+
+    def _acknowledged(self, node: SimNode, group: GroupId, index: int, spoken: int) -> None:
+        assert node.host is not None
+        log = node.host.replicas[group].log
+        term = log.term_of(index)
+        # It may have gone on to a newer leader while the acknowledgement waited: then its disk shows the older entry.
+        value = node.disk.get(table_of(group), index.to_bytes(8, "big"))
+        older = log.term > spoken and value is not None
+        holds = older or term is None or index == 0 or self._holds(node, group, index, term)
+        self._must(holds, f"{node.name} acknowledges entry {index}, which is not on its disk")
+
+    def _leads(self, node: SimNode, ledger: Ledger, epoch: int, term: int) -> None:
+        life = (node.name, node.boots)
+        first = ledger.leaders.setdefault((epoch, term), life)
+        self._must(first == life, f"{first} and {life} both lead epoch {epoch} in term {term}")
+
+    # -- what nodes hold -------------------------------------------------------------------------------------------------
+
+    def forgot(self, node: SimNode, group: GroupId) -> None:
+        """A node deletes its log of a group: what was seen there is no measure for what it begins with again."""
+        node.forgot.add(group)
+        self._seen.pop((node.name, group), None)
+        self._led.pop((node.name, group), None)
+
+    def look(self, node: SimNode) -> None:
+        assert node.host is not None
+        for group, replica in node.host.replicas.items():
+            self._look(node, group, replica)
+
+    def _look(self, node: SimNode, group: GroupId, replica: Replica) -> None:
+        engine, log, ledger = replica.engine, replica.log, self.ledgers[group]
+        name = node.name
+        seen = self._seen.get((name, group))
+        found = (node.boots, replica.epoch, engine.role, log.term, log.commit, replica.applied, log.last_index)
+        if engine.is_leader:
+            self._check_leader(node, group, replica, ledger)
+        if found == seen:
+            return
+        self._seen[name, group] = found
+        self._must(engine.commit == log.commit, f"{name}: engine and journal disagree on commit")
+        self._must(engine.term == log.term, f"{name}: engine and journal disagree on term")
+        self._must(replica.applied <= log.commit <= log.last_index, f"{name}: applied, commit, last out of order")
+        self._must(log.durable <= log.last_index, f"{name}: more is durable than there is")
+        start = log.base_index
+        if seen is not None and seen[0] == node.boots:
+            _, epoch, _, term, commit, applied, _ = seen
+            self._must(replica.epoch >= epoch, f"{name}: epoch fell from {epoch} to {replica.epoch}")
+            self._must(log.term >= term, f"{name}: term fell from {term} to {log.term}")
+            self._must(log.commit >= commit, f"{name}: commit fell from {commit} to {log.commit}")
+            self._must(replica.applied >= applied, f"{name}: applied fell from {applied} to {replica.applied}")
+            start = max(start, commit)
+        self._check_committed(name, group, log, start, ledger)
+        self._check_epoch(name, replica, ledger)
+
+    def _check_epoch(self, name: NodeId, replica: Replica, ledger: Ledger) -> None:
+        """A group has one chain of epochs: each begins where the one before it was sealed, and that one ends there."""
+        log = replica.log
+        mine = log.configuration
+        here = (mine.members, mine.seed_index, mine.seed_term)
+        known = ledger.epochs.setdefault(mine.epoch, here)
+        self._must(known == here, f"{name}: epoch {mine.epoch} is {here} here and {known} elsewhere")
+        sealed = mine.epoch == 0 or ledger.terms.get(mine.seed_index) == mine.seed_term
+        self._must(sealed, f"{name}: entered epoch {mine.epoch}, but entry {mine.seed_index} is not committed")
+        end = ledger.seals.get(mine.epoch)
+        self._must(end is None or log.commit <= end, f"{name}: epoch {mine.epoch} ended at {end}, commit {log.commit}")
+
+    def _check_committed(self, name: NodeId, group: GroupId, log: GroupLog, start: int, ledger: Ledger) -> None:
+        low = start + 1
+        while low <= log.commit:
+            for command, index, term in log.entries(low, log.commit):
+                low = index + 1
+                known = ledger.terms.get(index)
+                if known is None:
+                    self._check_durable(group, index, term, command, log)
+                    ledger.terms[index], ledger.commands[index] = term, command
+                    ledger.top = max(ledger.top, index)
+                else:
+                    same = known == term and ledger.commands[index] == command
+                    self._must(same, f"{name}: committed entry {index} differs from another's")
+
+    def _check_durable(self, group: GroupId, index: int, term: int, command: bytes, log: GroupLog) -> None:
+        """Whoever first says that an entry is committed can point to a majority of disks that hold it; for a seal, to two."""
+        ledger, configuration = self.ledgers[group], log.configuration
+        epoch = configuration.epoch if index > configuration.seed_index else configuration.epoch - 1
+        owners = [ledger.epochs.get(epoch, (configuration.members, 0, 0))[0]]
+        if command[0] == SEAL:
+            successor, members = decode_seal(command)
+            owners.append(members)
+            ledger.seals[successor - 1] = index
+        for members in owners:
+            holders = sum(self._holds(self.world.nodes[member], group, index, term) for member in members)
+            enough = 2 * holders > len(members)
+            self._must(enough, f"entry {index} is committed on {holders} of the {len(members)} disks of {members}")
+
+    def _holds(self, node: SimNode, group: GroupId, index: int, term: int) -> bool:
+        """Whether a node's disk holds the entry, or held it before somebody replaced the disk."""
+        for disk in (node.disk, node.lost_disk):
+            if disk is not None:
+                value = disk.get(table_of(group), index.to_bytes(8, "big"))
+                if value is not None and int.from_bytes(value[:8], "big") == term:
+                    return True
+        return any(
+            group in states and states[group].durable.index >= index for states in (node.states, node.lost_states)
+        )
+
+    def _check_leader(self, node: SimNode, group: GroupId, replica: Replica, ledger: Ledger) -> None:
+        engine, log, name = replica.engine, replica.log, node.name
+        key = (replica.epoch, engine.term)
+        for peer, progress in engine.progress.items():
+            match = progress.match
+            self._must(match < progress.next, f"{name}: next {progress.next} <= match {match}")
+            other = self.world.nodes[peer]
+            if peer not in engine.members and group in other.forgot:
+                continue  # A learner that forgot the group. The leader finds out before it counts: a seal is checked below.
+            if match and other.checked.get((name, group)) != (key, match):
+                other.checked[name, group] = (key, match)
+                self._check_match(name, group, log, other, match)
+        if self._led.get((name, group)) == key:
+            return
+        self._led[name, group] = key
+        self._leads(node, ledger, *key)
+        voters = [v for v in engine.members if v == name or ledger.votes.get((v, engine.term)) == name]
+        elected = 2 * len(voters) > len(engine.members)
+        self._must(elected, f"{name} leads term {engine.term} with the votes of {voters} of {engine.members}")
+        if key > ledger.newest:
+            ledger.newest = key
+            for index in range(log.base_index + 1, ledger.top + 1):
+                known = ledger.terms.get(index)
+                self._must(known in (None, log.term_of(index)), f"the new leader {name} lacks committed entry {index}")
+
+    def _check_match(self, name: NodeId, group: GroupId, log: GroupLog, other: SimNode, match: int) -> None:
+        """What a leader counts on a follower is on its disk, unless a newer leader has already had it replaced."""
+        value = other.disk.get(HARD, group.to_bytes(4, "big"))
+        term = log.term_of(match)
+        if other.wiped or term is None or (value is not None and Hard(value).term > log.term):
+            return
+        holds = self._holds(other, group, match, term)
+        self._must(holds, f"{name} counts {other.name} up to {match}, but its disk does not hold that")
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def converged(self) -> str | None:
+        """None when every member of the newest epoch has applied everything; else what is missing."""
+        for group, ledger in self.ledgers.items():
+            leader = self.world.leader(group)
+            if leader is None or leader.host is None:
+                return f"group {group} has no leader"
+            replica = leader.host.replicas[group]
+            if not replica.engine.term_committed:
+                return f"the leader {leader.name} has committed nothing of its own"
+            for member in replica.engine.members:
+                if self.world.nodes[member].wiped:
+                    continue
+                host = self.world.nodes[member].host
+                other = None if host is None else host.replicas.get(group)
+                if other is None or other.epoch != replica.epoch:
+                    return f"{member} is not in epoch {replica.epoch}"
+                if other.applied != replica.log.last_index or replica.log.last_index < ledger.top:
+                    return f"{member} applied {other.applied}, {leader.name} ends at {replica.log.last_index}"
+        return None
+
+    def conclude(self) -> None:
+        for group, ledger in self.ledgers.items():
+            leader = self.world.leader(group)
+            assert leader is not None and leader.host is not None
+            for member in leader.host.replicas[group].engine.members:
+                if self.world.nodes[member].wiped:
+                    continue
+                live = self.world.nodes[member].states[group].live
+                self._must(live.chain == ledger.chains[live.index], f"{member}: its final state differs")
+                self._must(len(live.commands) == len(set(live.commands)), f"{member}: a command took effect twice")
+                present = set(live.commands)
+                for operation in self.operations:
+                    if operation.group != group or operation.kind != "write":
+                        continue
+                    if operation.outcome == "ok":
+                        self._must(operation.command in present, f"{operation.command!r} was acknowledged and is lost")
+                    elif operation.outcome == "failed":
+                        absent = operation.command not in present
+                        self._must(absent, f"{operation.command!r} definitely failed, and took effect")
+        waiting = [operation.number for operation in self.operations if operation.outcome == "open"]
+        self._must(not waiting, f"operations {waiting[:5]} were never answered")
+
+    def _must(self, holds: bool, message: str) -> None:
+        if not holds:
+            raise Violation(message)
+
+
+__all__ = ["Hard", "Ledger", "Operation", "Oracle", "Violation"]

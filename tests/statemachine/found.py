@@ -1,0 +1,46 @@
+"""What random programs left in the states, read for whoever judges them: the model's simulation and that of whole clusters."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import msgpack
+
+from holdfast.sdk.protocol import unpack_step
+from holdfast.statemachine import queries
+from holdfast.statemachine.txn import ReadTxn
+
+
+def objects_in(states: Iterable[ReadTxn]) -> tuple[dict[str, int], dict[str, list[str]]]:
+    """(sums by key, what each sender's messages were seen as)"""
+    sums: dict[str, int] = {}
+    seen: dict[str, list[str]] = defaultdict(list)
+    for txn in states:
+        cursor: bytes | None = b""
+        while cursor is not None:
+            objects, cursor = queries.list_objects(txn, "objects", cursor, 100)
+            for each in objects:
+                values, _ = queries.eager_state(txn, each.id, 1 << 20)
+                if "sum" in values:
+                    sums[each.key] = int(values["sum"])
+                for line in values.get("log", b"").decode().splitlines():
+                    sender, number = line.split()
+                    seen[sender].append(f"{each.key} {number}")
+    return sums, dict(seen)
+
+
+def value_of(txn: ReadTxn, ident: bytes, key: str) -> int:
+    """What `once` gives: found in the program by the path in its step key."""
+    [raw] = queries.journal(txn, ident, 0, 1)
+    node: Any = msgpack.unpackb((unpack_step(queries.whole_step(txn, raw)).outcome or [0, b""])[1])
+    for part in key[1:].split("/"):
+        number, *branches = part.split(".")
+        node = node[int(number)]
+        for branch in branches:
+            node = node[1][int(branch)]
+        if node[0] == "try":
+            node = node[1]
+    assert node[0] == "once", node
+    return int(node[1])

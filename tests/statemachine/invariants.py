@@ -1,0 +1,199 @@
+"""What is true of a partition's tables after every command: each index says the same as the records it indexes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from holdfast.sdk.protocol import Op
+from holdfast.statemachine import blobs, queries, refs, tables, values
+from holdfast.statemachine.commands import Mode, Ref, decode_command
+from holdfast.statemachine.effects import STATUS_NAMES, Status
+from holdfast.statemachine.records import (
+    Invocation,
+    unpack,
+    unpack_blob,
+    unpack_completed,
+    unpack_completed_outcome,
+    unpack_invocation,
+    unpack_object,
+)
+from holdfast.statemachine.txn import ReadTxn
+
+
+def check(txn: ReadTxn) -> None:
+    Check(txn).everything()
+
+
+class Check:
+    def __init__(self, txn: ReadTxn) -> None:
+        self.txn = txn
+        self.active = {key[1:]: unpack_invocation(key[1:], raw) for key, raw in self.rows(tables.ACTIVE)}
+        self.completed = {key[1:]: unpack_completed(key[1:], raw) for key, raw in self.rows(tables.COMPLETED)}
+        self.steps: dict[tuple[bytes, int], list[Any]] = {}
+        self.sizes: Counter[bytes] = Counter()
+        self.lengths: Counter[bytes] = Counter()
+        for key, raw in self.rows(tables.JOURNAL):
+            ident, index = key[1:17], int.from_bytes(key[17:], "big")
+            self.steps[ident, index] = unpack(raw)
+            self.sizes[ident] += len(raw)
+            self.lengths[ident] += 1
+
+    def rows(self, table: bytes) -> list[tuple[bytes, bytes]]:
+        return list(self.txn.scan(table, tables.after(table)))
+
+    def everything(self) -> None:
+        assert not self.active.keys() & self.completed.keys(), "active and completed are apart"
+        self.journals()
+        self.waiting_steps()
+        self.timers()
+        self.keys()
+        self.promises()
+        self.retention()
+        self.counters()
+        self.blobs()
+
+    def journals(self) -> None:
+        for ident, record in {**self.active, **self.completed}.items():
+            assert self.lengths[ident] == record.length
+            assert record.status == Status.COMPLETED or self.sizes[ident] == record.size
+            assert all((ident, index) in self.steps for index in range(record.length)), "a journal has no hole"
+            orders = [max(self.steps[ident, index][3:5]) for index in range(record.length)]
+            assert max(orders) <= record.order or record.status == Status.COMPLETED
+        assert {ident for ident, _ in self.steps} <= self.active.keys() | self.completed.keys()
+
+    def is_pending(self, ident: bytes, index: int) -> bool:
+        op, _, _, _, done, outcome, abandoned = self.steps[ident, index]
+        if done or abandoned:
+            return False
+        assert outcome is None and op in (Op.RUN, Op.SLEEP, Op.CALL, Op.PROMISE, Op.AWAKEABLE, Op.ATTACH)
+        return True
+
+    def waiting_steps(self) -> None:
+        listed = [(key[1:17], int.from_bytes(key[17:], "big")) for key, _ in self.rows(tables.PENDING)]
+        found = sorted(which for which in self.steps if which[0] in self.active and self.is_pending(*which))
+        assert listed == found
+        per_invocation = Counter(ident for ident, _ in listed)
+        for ident, record in self.active.items():
+            assert record.pending == per_invocation[ident]
+            assert record.status != Status.SUSPENDED or record.pending, "who is suspended waits for something"
+
+    def timers(self) -> None:
+        listed = [
+            (key[9:25], int.from_bytes(key[25:], "big"), int.from_bytes(key[1:9], "big"))
+            for key, _ in self.rows(tables.TIMER)
+            if key[25:] != tables.step_bytes(tables.PROMISES_STEP)
+        ]
+        wanted = [
+            (ident, tables.NO_STEP, record.due_ms)
+            for ident, record in self.active.items()
+            if record.status in (Status.SCHEDULED, Status.BACKING_OFF)
+        ]
+        for (ident, index), step in self.steps.items():
+            if ident not in self.active or not self.is_pending(ident, index):
+                continue
+            if step[0] == Op.SLEEP:
+                wanted.append((ident, index, step[2][1]))
+            elif step[0] == Op.RUN and len(step[2]) > 2 and step[2][2]:
+                wanted.append((ident, index, step[2][2]))
+        assert sorted(listed) == sorted(wanted)
+
+    def holds(self, record: Invocation) -> bool:
+        return (
+            record.mode in (Mode.EXCLUSIVE, Mode.WORKFLOW)
+            and record.oid != b""
+            and record.status not in (Status.SCHEDULED, Status.QUEUED)
+        )
+
+    def keys(self) -> None:
+        objects = {key[1:]: unpack_object(key[1:], raw) for key, raw in self.rows(tables.OBJECT)}
+        assert not any(keyed.is_idle for keyed in objects.values())
+        holders = Counter((record.oid, record.id) for record in self.active.values() if self.holds(record))
+        assert holders == Counter((oid, keyed.holder) for oid, keyed in objects.items() if keyed.holder), "one writer"
+        queued = {(record.oid, record.place): record.id for record in self.active.values() if record.status == 1}
+        listed = {(key[1:17], int.from_bytes(key[17:], "big")): ident for key, ident in self.rows(tables.QUEUE)}
+        assert listed == queued
+        waiting = Counter(oid for oid, _ in listed)
+        names: Counter[bytes] = Counter()
+        sizes: Counter[bytes] = Counter()
+        for key, payload in self.rows(tables.VALUE):
+            names[key[1:17]] += 1
+            sizes[key[1:17]] += len(key) + refs.size_of(values.stored(self.txn, key, payload))
+        promises = Counter(key[1:17] for key, _ in self.rows(tables.PROMISE))
+        assert waiting.keys() | names.keys() | promises.keys() <= objects.keys()
+        for oid, keyed in objects.items():
+            assert (keyed.waiting, keyed.names, keyed.size) == (waiting[oid], names[oid], sizes[oid])
+            assert keyed.promises == promises[oid]
+            assert keyed.holder or not keyed.waiting, "nobody waits for a key that is free"
+
+    def promises(self) -> None:
+        listed = []
+        for key, raw in self.rows(tables.PROMISE):
+            outcome, waiters = unpack(raw)
+            assert outcome is None or not waiters
+            listed += [(ident, index, key[17:].decode()) for ident, index in waiters]
+        wanted = [
+            (*which, step[2][0])
+            for which, step in self.steps.items()
+            if step[0] == Op.PROMISE and which[0] in self.active and self.is_pending(*which)
+        ]
+        assert sorted(listed) == sorted(wanted)
+
+    def retention(self) -> None:
+        listed = [(key[9:], int.from_bytes(key[1:9], "big")) for key, _ in self.rows(tables.EXPIRY)]
+        assert sorted(listed) == sorted((ident, record.due_ms) for ident, record in self.completed.items())
+        about = queries.meta(self.txn)
+        size = sum(len(raw) for _, raw in self.rows(tables.COMPLETED))
+        assert about.completed == len(self.completed)
+        assert about.completed_bytes == size + sum(
+            record.size + record.blob_bytes for record in self.completed.values()
+        )
+
+    def counters(self) -> None:
+        found = queries.statistics(self.txn)
+        records = [*self.active.values(), *self.completed.values()]
+        statuses = Counter(STATUS_NAMES[record.status] for record in records)
+        assert found.by_status == {name: statuses[name] for name in STATUS_NAMES.values()} or not found.services
+        pinned = Counter(record.deployment for record in self.active.values() if record.deployment is not None)
+        assert found.deployments == dict(pinned)
+        assert len(self.rows(tables.LISTENER)) <= sum(record.listeners for record in self.active.values())
+
+    def blobs(self) -> None:
+        """Each is referred to exactly as often as it says; one that nothing refers to has its time to go."""
+        counted: Counter[bytes] = Counter()
+        for ident, record in {**self.active, **self.completed}.items():
+            steps = [self.steps[ident, index] for index in range(record.length)]
+            found = [ref for step in steps for ref in refs.in_step(step[0], step[2], step[5])]
+            counted.update(ref.data for ref in found)
+            assert record.blobs == len(found)
+            assert record.status == Status.COMPLETED or record.blob_bytes == sum(map(refs.size_of, found))
+        for _, raw in self.rows(tables.COMPLETED):
+            self.count(counted, refs.in_outcome(unpack_completed_outcome(raw)))
+        for _, raw in self.rows(tables.PROMISE):
+            self.count(counted, refs.in_outcome(unpack(raw)[0]))
+        for key, raw in self.rows(tables.LARGE):
+            assert self.txn.get(tables.VALUE + key[1:]) == b""
+            self.count(counted, unpack(raw))
+        for key, raw in self.rows(tables.PARCEL):
+            message = self.txn.get(tables.OUTBOX + key[1:])
+            assert message is not None and refs.in_command(decode_command(message)) == unpack(raw)
+            for ref in unpack(raw):
+                self.count(counted, ref)
+        rows = {key[1:]: unpack_blob(key[1:], raw) for key, raw in self.rows(tables.BLOB)}
+        pieces: Counter[bytes] = Counter()
+        size = 0
+        for key, data in self.rows(tables.CHUNK):
+            pieces[key[1:41]] += 1
+            size += len(data)
+        assert pieces == Counter({blob: row.chunks for blob, row in rows.items()})
+        assert counted == Counter({blob: row.refs for blob, row in rows.items() if row.refs})
+        assert all(blobs.is_whole(row) for row in rows.values() if row.refs), "nothing refers to half a value"
+        due = [(key[9:], int.from_bytes(key[1:9], "big")) for key, _ in self.rows(tables.BLOB_DUE)]
+        assert sorted(due) == sorted((blob, row.due_ms) for blob, row in rows.items() if not row.refs)
+        about = queries.meta(self.txn)
+        assert (about.blobs, about.blob_bytes) == (len(rows), size)
+
+    @staticmethod
+    def count(counted: Counter[bytes], ref: Ref | None) -> None:
+        if ref is not None:
+            counted[ref.data] += 1

@@ -1,0 +1,258 @@
+"""Commands at random: of the right types, about few things, so that they meet. What they ask for often makes no sense."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from holdfast.sdk.protocol import OPS, Op
+from holdfast.statemachine import queries, refs
+from holdfast.statemachine.blobs import CHUNK_BYTES
+from holdfast.statemachine.commands import (
+    AbandonStep,
+    Announce,
+    AttachTo,
+    Cancel,
+    Command,
+    Complete,
+    CompletePromise,
+    CompleteStep,
+    DecideStep,
+    Deliver,
+    FailAttempt,
+    FireTimers,
+    Invoke,
+    Kill,
+    Mode,
+    Pause,
+    Payload,
+    Purge,
+    PutBlob,
+    RecordIntent,
+    RecordRunFailure,
+    RecordRunOutcome,
+    RecordStep,
+    Redispatch,
+    Ref,
+    Restart,
+    Resume,
+    Retry,
+    SetLimits,
+    SetState,
+    SuspendAttempt,
+    TouchBlob,
+    TrimOutbox,
+    encode_command,
+)
+from holdfast.statemachine.tables import ACTIVE, COMPLETED, after
+from holdfast.statemachine.txn import ReadTxn
+from tests.statemachine.rig import ident
+
+KEYS = [None, None, "k", "l"]
+#: Large values: of one piece, of two pieces, and one that begins with the mark of a value.
+BLOBS = [b"large" * 20, bytes(CHUNK_BYTES + 3), b"\x01marked" * 9]
+EDGES = [-(2**63), -1, 0, 1, 1000, 2**31, 2**63 - 1]
+
+
+def random_command(random: Random, txn: ReadTxn) -> Command:
+    """Invocations and steps come more often than the rest: without them there is nothing to meet. Most commands are
+    aimed at what there is; the others meet nothing, or what is over."""
+    make = random.choice([_invoke, _step, _step, _step, _step, _step, _attempt, _other, _other, _timers, _blob])
+    command = make(random)
+    return command if random.random() < 0.15 else _aimed(random, command, txn)
+
+
+def _aimed(random: Random, command: Command, txn: ReadTxn) -> Command:
+    if isinstance(command, Invoke) or "id" not in command._fields:
+        return command
+    table = COMPLETED if isinstance(command, Restart | Purge) else ACTIVE
+    idents = [key[1:] for key, _ in txn.scan(table, after(table))]
+    record = queries.load(txn, random.choice(idents)) if idents else None
+    if record is None:
+        return command
+    values: dict[str, Any] = {"id": record.id}
+    if "epoch" in command._fields:
+        values["epoch"] = record.epoch
+    waiting = [index for index, _ in queries.waiting_steps(txn, record.id, 100)]
+    if isinstance(command, SuspendAttempt):
+        values["steps"] = random.choices(waiting, k=2) if waiting else []
+    elif isinstance(command, RecordStep) or not waiting:
+        values["step"] = record.length
+    else:
+        values["step"] = random.choice([*waiting, record.length])
+    if isinstance(command, Restart):
+        values["step"] = random.randrange(record.length + 1)
+    fields = {name: value for name, value in values.items() if name in command._fields}
+    aimed: Command = command._replace(**fields)
+    return aimed
+
+
+def _service(random: Random) -> tuple[str, str | None, int]:
+    service = random.choice(["objects", "flows"])
+    key = random.choice(KEYS)
+    if key is None:
+        return service, None, random.choice([Mode.PLAIN, Mode.PLAIN, Mode.EXCLUSIVE])
+    return service, key, Mode.WORKFLOW if service == "flows" and random.random() < 0.5 else random.choice([1, 1, 2])
+
+
+def _ident(random: Random) -> bytes:
+    service, key, _ = _service(random)
+    return ident(str(random.randrange(4)), service=service, key=key)
+
+
+def _number(random: Random, end: int) -> int:
+    return random.choice(EDGES) if random.random() < 0.05 else random.randrange(end)
+
+
+def _outcome(random: Random) -> list[Any]:
+    kind = random.choice(["", "Cancelled", "Killed", "ValueError"])
+    return (
+        [0, _payload(random, random.randbytes(random.randrange(9)))] if random.random() < 0.6 else [1, 500, "no", kind]
+    )
+
+
+def _payload(random: Random, plain: bytes) -> Payload:
+    """Or a reference: to what may be here, to what never is, or to nothing at all."""
+    if random.random() < 0.6:
+        return plain
+    wrong = Ref(random.choice([0, 1, 2, 3, 9]), random.choice([b"", bytes(40), b"\xff" * 40]))
+    return wrong if random.random() < 0.05 else refs.make(random.choice(BLOBS))[0]
+
+
+def _retry(random: Random) -> Retry:
+    if random.random() < 0.2:
+        return Retry(*[random.choice(EDGES) for _ in Retry._fields])
+    return Retry(
+        random.randrange(500), 2000, 2000, random.randrange(5), random.randrange(2) * 500, random.randrange(500)
+    )
+
+
+def _invoke(random: Random) -> Invoke:
+    service, key, mode = _service(random)
+    which = ident(str(random.randrange(4)), service=service, key=key)
+    caller = _ident(random) if random.random() < 0.2 else None
+    start_at_ms = 1_700_000_000_000 + random.randrange(100_000) if random.random() < 0.2 else _number(random, 1)
+    step = random.randrange(-1, 4)
+    return Invoke(
+        which, service, "h", key, mode, _payload(random, b"in"), {"a": "b"}, start_at_ms, caller, step,
+        _number(random, 20_000), None,
+    )  # fmt: skip
+
+
+def _argument(random: Random, op: int) -> list[Any]:
+    if random.random() < 0.05:
+        return random.choice([[], [None], ["x"], [1, 2, 3], [b"", b""]])
+    name = random.choice(["x", "y", "name" * 20])
+    match op:
+        case Op.SLEEP:
+            return [_number(random, 5000)]
+        case Op.CALL:
+            return ["objects", "h", None, b"in", {}]
+        case Op.SEND:
+            return ["objects", "h", None, b"in", {}, 5]
+        case Op.SET:
+            return [name, _payload(random, random.randbytes(random.randrange(5)))]
+        case Op.RESOLVE:
+            return [name, _outcome(random)]
+        case Op.RESOLVE_AWAKEABLE:
+            return [_ident(random), _number(random, 5), _outcome(random)]
+        case Op.ATTACH | Op.CANCEL:
+            return [_ident(random)]
+        case Op.CLEAR_ALL | Op.KEYS | Op.AWAKEABLE:
+            return []
+        case _:
+            return [name]
+
+
+def _step(random: Random) -> Command:
+    which, epoch, index = _ident(random), random.randrange(1, 4), _number(random, 5)
+    deployment = random.choice([None, "dp_1", "dp_2"])
+    match random.randrange(12):
+        case 0:
+            return RecordRunFailure(
+                which, epoch, index, "/r", "r", [1, 500, "no", ""], _retry(random), _number(random, 99), deployment
+            )
+        case 1:
+            return RecordIntent(which, epoch, index, "/r", "r", deployment)
+        case 2:
+            return RecordRunOutcome(which, epoch, index, _outcome(random))
+        case 3:
+            return AbandonStep(which, epoch, index)
+        case _:
+            op = random.choice(sorted(OPS))
+            outcome = _outcome(random) if random.random() < 0.4 else None
+            child = list(_invoke(random)) if op in (Op.CALL, Op.SEND) and random.random() < 0.9 else None
+            return RecordStep(which, epoch, index, op, "/s", _argument(random, op), outcome, deployment, child)
+
+
+def _attempt(random: Random) -> Command:
+    which, epoch = _ident(random), random.randrange(1, 4)
+    match random.randrange(4):
+        case 0:
+            return Redispatch(which, epoch)
+        case 1:
+            return SuspendAttempt(which, epoch, [_number(random, 5) for _ in range(random.randrange(3))])
+        case 2:
+            return Complete(which, epoch, _outcome(random), random.choice([None, "dp_1"]))
+        case _:
+            return FailAttempt(
+                which, epoch, [1, 500, "no", ""], _retry(random), _number(random, 99), 0, random.random() < 0.3
+            )
+
+
+def _other(random: Random) -> Command:
+    which = _ident(random)
+    service, key, _ = _service(random)
+    match random.randrange(14):
+        case 0:
+            return Announce(random.randrange(9), "n1")
+        case 1:
+            return Cancel(which)
+        case 2:
+            return Kill(which)
+        case 3:
+            return Pause(which)
+        case 4:
+            return Resume(which, random.choice([None, "dp_2"]))
+        case 5:
+            return Restart(which, random.choice([which, _ident(random)]), _number(random, 4), None)
+        case 6:
+            return Purge(which)
+        case 7:
+            return DecideStep(which, _number(random, 5), random.choice([None, _outcome(random)]))
+        case 8:
+            return CompleteStep(which, _number(random, 5), _outcome(random))
+        case 9:
+            return CompletePromise(service, key or "", random.choice(["x", "y"]), _outcome(random))
+        case 10:
+            values = {"x": random.choice([None, b"1"]), "z": _payload(random, b"2")}
+            return SetState(service, key or "", values, random.random() < 0.5)
+        case 11:
+            return AttachTo(which, _ident(random), random.randrange(5))
+        case 12:
+            messages = [encode_command(_invoke(random)), b"\xc1", encode_command(Cancel(which))]
+            return Deliver(random.randrange(2), _number(random, 4), messages)
+        case _:
+            bytes_max = random.choice([5000, 2 * CHUNK_BYTES])
+            limits = SetLimits(
+                random.randrange(2, 30), random.randrange(100, 9000), random.randrange(9), bytes_max, bytes_max
+            )
+            return limits if random.random() < 0.1 else TrimOutbox(random.randrange(2), _number(random, 9))
+
+
+def _timers(random: Random) -> Command:
+    return FireTimers(_number(random, 9))
+
+
+def _blob(random: Random) -> Command:
+    """A piece of one, as a rule the right one."""
+    ref, stored = refs.make(random.choice(BLOBS))
+    index = random.randrange(-(-len(stored) // CHUNK_BYTES))
+    data = bytes(stored[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES])
+    match random.randrange(12):
+        case 0:
+            return TouchBlob(random.choice([ref.data, b"", bytes(40)]), random.random() < 0.5)
+        case 1:
+            return PutBlob(ref.data, _number(random, 3), random.choice([data, b"", b"\x02" * len(data)]))
+        case _:
+            return PutBlob(ref.data, index, data)

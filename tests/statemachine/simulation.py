@@ -1,0 +1,417 @@
+"""Programs run on several partitions in virtual time, while attempts, leaders and messages are lost and doubled.
+
+The state machine is the real one. Around it stands, in a few lines each, what a cluster does: leaders that batch proposals,
+carry effects out and change; handler processes that die, or are taken for dead and live on; clients that ask again until
+they are answered. A second replica of each partition applies the same log, cut into transactions elsewhere.
+
+Now and then a value counts as large, whatever its size: then it is staged, and a reference travels in its place.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Any
+
+import msgpack
+
+from holdfast.sdk.protocol import Op, new_id, partition_key, partition_of, unpack_step
+from holdfast.statemachine import attempts, blobs, queries, refs
+from holdfast.statemachine.commands import (
+    Announce,
+    Batch,
+    Cancel,
+    Command,
+    CompletePromise,
+    CompleteStep,
+    DecideStep,
+    Deliver,
+    FailAttempt,
+    FireTimers,
+    Invoke,
+    Kill,
+    Pause,
+    Payload,
+    PutBlob,
+    Redispatch,
+    Resume,
+    Retry,
+    TrimOutbox,
+    decode_batch,
+    encode_batch,
+)
+from holdfast.statemachine.effects import (
+    AbortAttempt,
+    Acknowledge,
+    ArmTimer,
+    Effect,
+    FlushOutbox,
+    Reply,
+    Result,
+    SendCancelled,
+    SendCompletion,
+    SendRetry,
+    StartAttempt,
+    Status,
+)
+from holdfast.statemachine.machine import apply
+from holdfast.statemachine.memory import Memory
+from holdfast.statemachine.state import State
+from tests.statemachine import invariants
+from tests.statemachine.attempt import RETENTION_MS, Attempt
+from tests.statemachine.found import value_of
+from tests.statemachine.programs import Root, generate
+from tests.statemachine.rig import T0
+
+PARTITIONS = 3
+FAULTY_MS = 4000  # Faults stop after this, so that everything can come to its end.
+EVENTS_MAX = 300_000
+FOREVER = 2**63
+
+
+class Partition:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.txn, self.state = Memory(), State(number, PARTITIONS)
+        self.log: list[bytes] = []
+        self.leadership = 0  # Counts leaders: what an older one meant to do is not done.
+        self.proposals: list[tuple[Command, Callable[[Result], None]]] = []
+        self.armed_ms = FOREVER
+        self.live: dict[bytes, Attempt] = {}  # The newest attempt that this leader started, by invocation.
+
+
+class Simulation:
+    def __init__(self, seed: int, *, large: float = 0.2) -> None:
+        self.random = Random(seed)
+        self.large = large  # How likely a value counts as large.
+        self.now_ms = T0
+        self.events: list[tuple[int, int, Callable[[], None]]] = []
+        self.count = 0
+        self.partitions = [Partition(number) for number in range(PARTITIONS)]
+        self.roots, self.model = generate(self.random)
+        self.idents: dict[int, bytes] = {}
+        self.outcomes: dict[bytes, list[Any]] = {}
+        self.carried_out: Counter[tuple[bytes, str]] = Counter()
+        self.once: Counter[tuple[bytes, str]] = Counter()
+        self.invoked: set[bytes] = set()
+        self.faults: Counter[str] = Counter()
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def after(self, ms: int, then: Callable[[], None]) -> None:
+        self.at(self.now_ms + ms, then)
+
+    def at(self, due_ms: int, then: Callable[[], None]) -> None:
+        self.count += 1
+        heapq.heappush(self.events, (max(due_ms, self.now_ms), self.count, then))
+
+    def chance(self, name: str, probability: float) -> bool:
+        happens = self.now_ms < T0 + FAULTY_MS and self.random.random() < probability
+        self.faults[name] += happens
+        return happens
+
+    def run(self) -> None:
+        for partition in self.partitions:
+            self.lead(partition)
+            for _ in range(self.random.randrange(4)):
+                self.after(self.random.randrange(FAULTY_MS), partial(self.fail_over, partition))
+        for root in self.roots:
+            self.begin(root)
+        for key, value in self.model.promises.items():
+            command = CompletePromise("flows", key, "p", [0, str(value).encode()])
+            partition = self.partitions[partition_of(partition_key("flows", key), PARTITIONS)]
+            self.after(self.random.randrange(800), partial(self.request, partition, command))
+        handled = 0
+        while self.events:
+            self.now_ms, _, then = heapq.heappop(self.events)
+            then()
+            handled += 1
+            assert handled < EVENTS_MAX, "it does not come to an end"
+
+    # -- clients ---------------------------------------------------------------------------------------------------------
+
+    def begin(self, root: Root) -> None:
+        ident = new_id("objects", root.key, self.random.randbytes(16))
+        self.idents[root.number] = ident
+        partition = self.partitions[partition_of(ident, PARTITIONS)]
+        invoke = Invoke(
+            ident, "objects", "play", root.key, root.mode, msgpack.packb(root.body), {}, 0, None, -1, RETENTION_MS
+        )
+        for _ in range(self.random.randrange(1, 3)):  # Somebody clicks twice.
+            self.after(root.start_ms + self.random.randrange(50), lambda: self.request(partition, invoke))
+        if root.ending:
+            command = Cancel(ident) if root.ending == "cancel" else Kill(ident)
+            self.after(
+                root.start_ms + root.ending_ms, lambda: self.request(partition, command, until=lambda r: r.code != 404)
+            )
+
+    def request(
+        self, partition: Partition, command: Command, *, until: Callable[[Result], bool] = lambda result: True
+    ) -> None:
+        """Ask until there is an answer: a leader that is lost takes its proposals along."""
+        answered: list[Result] = []
+
+        def again() -> None:
+            if not any(until(result) for result in answered):
+                self.request(partition, command, until=until)
+
+        self.propose(partition, command, answered.append)
+        self.after(300, again)
+
+    def promise_awakeable(self, ident: bytes, index: int, value: int) -> None:
+        partition = self.partitions[partition_of(ident, PARTITIONS)]
+        command = CompleteStep(ident, index, [0, str(value).encode()])
+        self.after(self.random.randrange(300), lambda: self.request(partition, command))
+
+    # -- leaders ---------------------------------------------------------------------------------------------------------
+
+    def propose(
+        self, partition: Partition, command: Command, answer: Callable[[Result], None] = lambda result: None
+    ) -> None:
+        first = not partition.proposals
+        partition.proposals.append((self.detached(partition, command), answer))
+        if first:
+            self.after(self.random.randrange(1, 4), lambda: self.commit(partition))
+
+    def detached(self, partition: Partition, command: Command) -> Command:
+        """Some of its values are staged in front of it. A leader that is lost may take the command along, and not them."""
+        new: list[Payload] = []
+        for payload in refs.payloads(command):
+            if self.large and isinstance(payload, bytes) and len(payload) > 1 and self.random.random() < self.large:
+                ref, stored = refs.make(payload)
+                partition.proposals.append((PutBlob(ref.data, 0, bytes(stored)), lambda result: None))
+                payload = ref
+            new.append(payload)
+        return refs.replaced(command, new)
+
+    def commit(self, partition: Partition) -> None:
+        """One turn: what was proposed becomes one entry, and is applied in one transaction."""
+        taken, partition.proposals = partition.proposals, []
+        if not taken:
+            return
+        skew_ms = self.random.randrange(-5, 1)  # Leaders' clocks differ a little, and never run ahead of the truth.
+        raw = encode_batch(Batch(b"", 0, self.now_ms + skew_ms, [command for command, _ in taken]))
+        partition.log.append(raw)
+        batch = decode_batch(raw)
+        partition.state.begin(partition.txn)
+        results = [apply(partition.state, batch.now_ms, command) for command in batch.commands]
+        partition.state.flush()
+        if self.random.random() < 0.05:
+            invariants.check(partition.txn)
+        for (command, answer), result in zip(taken, results, strict=True):
+            self.look_at(partition, command, result)
+            answer(result)
+        for effect in partition.state.take_effects():
+            self.note(partition, effect)
+            self.carry_effect_out(partition, effect)
+            if self.chance("doubled effect", 0.02):
+                self.carry_effect_out(partition, effect)
+
+    def lead(self, partition: Partition) -> None:
+        leadership = partition.leadership
+
+        def announced(result: Result) -> None:
+            if partition.leadership != leadership:
+                return
+            for effect in list(queries.pending_effects(partition.txn)):
+                if isinstance(effect, StartAttempt):
+                    self.propose(partition, Redispatch(effect.id, effect.epoch))
+                else:
+                    self.carry_effect_out(partition, effect)
+
+        self.propose(partition, Announce(leadership + 1, f"n{leadership}"), announced)
+
+    def fail_over(self, partition: Partition) -> None:
+        """Everything the old leader knew is lost; some of its attempts live on and do not know it."""
+        self.faults["fail-over"] += 1
+        partition.leadership += 1
+        partition.armed_ms = FOREVER
+        kept = self.random.randrange(len(partition.proposals) + 1)
+        partition.proposals = partition.proposals[:kept]  # Some proposals were on their way to the disks.
+        for attempt in partition.live.values():
+            if self.random.random() < 0.5:
+                attempt.is_over = True
+        partition.live.clear()
+        self.lead(partition)
+        self.after(1, lambda: self.commit(partition))
+
+    def later(self, partition: Partition, ms: int, then: Callable[[], None]) -> None:
+        """Unless the leader is another one by then."""
+        leadership = partition.leadership
+        self.after(ms, lambda: then() if partition.leadership == leadership else None)
+
+    def carry_effect_out(self, partition: Partition, effect: Effect) -> None:
+        match effect:
+            case ArmTimer(due_ms):
+                self.arm(partition, due_ms)
+            case FlushOutbox(target):
+                self.later(partition, self.random.randrange(5), lambda: self.flush(partition, target))
+            case StartAttempt(ident, epoch):
+                self.start(partition, ident, epoch)
+            case Acknowledge(ident, epoch, length):
+                self.tell(partition, ident, epoch, lambda attempt: attempt.on_acknowledge(length))
+            case SendCompletion(ident, epoch, index, _, outcome):
+                whole = queries.whole_outcome(partition.txn, outcome) or []
+                self.tell(partition, ident, epoch, lambda attempt: attempt.on_completion(index, whole))
+            case SendRetry(ident, epoch, index, order):
+                attempt = partition.live.get(ident)
+                if attempt is None or order > attempt.order:  # Otherwise the journal told it.
+                    self.tell(partition, ident, epoch, lambda attempt: attempt.on_retry(index))
+            case SendCancelled(ident, epoch, order):
+                attempt = partition.live.get(ident)
+                if attempt is None or order > attempt.order:
+                    self.tell(partition, ident, epoch, lambda attempt: attempt.on_cancelled())
+            case AbortAttempt(ident, epoch):
+                self.tell(partition, ident, epoch, self.stop)
+            case Reply():
+                pass
+
+    def arm(self, partition: Partition, due_ms: int) -> None:
+        if due_ms >= partition.armed_ms:
+            return
+        partition.armed_ms = due_ms
+
+        def fire() -> None:
+            partition.armed_ms = FOREVER
+            self.propose(partition, FireTimers(self.random.randrange(1, 6)))
+
+        self.later(partition, max(due_ms - self.now_ms, 0), fire)
+
+    def flush(self, partition: Partition, target: int) -> None:
+        """Send what is there, and look again later whether it was taken."""
+        first, messages = queries.outbox(partition.txn, target, 0, self.random.randrange(1, 5))
+        if not messages:
+            return
+        last = first + len(messages) - 1
+
+        def taken(result: Result) -> None:
+            if result.code in (0, 200):
+                self.later(partition, 1, lambda: self.propose(partition, TrimOutbox(target, last), trimmed))
+
+        def trimmed(result: Result) -> None:
+            self.later(partition, 1, lambda: self.flush(partition, target))
+
+        staged = [ref for _, held in queries.parcels(partition.txn, target, first, last) for ref in held]
+        pieces = [PutBlob(ref.data, 0, queries.chunk(partition.txn, ref.data, 0)) for ref in staged]
+
+        def carry() -> None:
+            for piece in pieces:
+                if not self.chance("lost piece", 0.1):
+                    self.propose(self.partitions[target], piece)
+            self.propose(self.partitions[target], Deliver(partition.number, first, messages), taken)
+
+        for _ in range(1 + self.chance("doubled delivery", 0.1)):
+            if not self.chance("lost delivery", 0.1):
+                self.after(self.random.randrange(1, 20), carry)
+        self.later(partition, 200, lambda: self.flush(partition, target))
+
+    # -- handlers --------------------------------------------------------------------------------------------------------
+
+    def start(self, partition: Partition, ident: bytes, epoch: int) -> None:
+        record = queries.load(partition.txn, ident)
+        if record is None or record.epoch != epoch or record.status != Status.RUNNING:
+            return
+        known = partition.live.get(ident)
+        if known is not None and known.epoch >= epoch:
+            return
+        journal = [queries.whole_step(partition.txn, raw) for raw in queries.journal(partition.txn, ident, 0, 10_000)]
+        attempt = Attempt(self, record, epoch, journal, cancelled=record.cancelled, partitions=PARTITIONS)
+        attempt.said_ms = attempt.heard_ms = self.now_ms
+        partition.live[ident] = attempt
+        if known is not None and self.random.random() < 0.8:
+            known.is_over = True  # An SDK ends an older attempt when it sees a newer one; on another host it cannot.
+        self.tell(partition, ident, epoch, lambda attempt: attempt.begin())
+
+    def tell(self, partition: Partition, ident: bytes, epoch: int, what: Callable[[Attempt], None]) -> None:
+        """A frame to the handler: in order, and a while later."""
+        attempt = partition.live.get(ident)
+        if attempt is None or attempt.epoch != epoch:
+            return
+        attempt.heard_ms = max(attempt.heard_ms, self.now_ms + self.random.randrange(1, 20))
+
+        def arrive() -> None:
+            if attempt.is_over:
+                return
+            if self.chance("lost attempt", 0.02):
+                self.lose(attempt)
+            elif self.chance("failed attempt", 0.01):
+                failure = [1, 500, "it crashed", "RuntimeError"]
+                self.send(attempt, FailAttempt(ident, epoch, failure, Retry(20, 2000, 200, 0), 0, 0, False))
+                attempt.is_over = True
+            else:
+                what(attempt)
+                self.after(self.random.choice([5, 30, 100]), attempt.maybe_suspend)
+
+        self.at(attempt.heard_ms, arrive)
+
+    def stop(self, attempt: Attempt) -> None:
+        attempt.is_over = True
+
+    def lose(self, attempt: Attempt, *, dies: bool = True) -> None:
+        """Its stream broke: the leader starts another. Whether the attempt itself is dead is another question."""
+        attempt.is_over = attempt.is_over or dies
+        partition = self.partitions[partition_of(attempt.id, PARTITIONS)]
+        self.later(partition, 10, lambda: self.propose(partition, Redispatch(attempt.id, attempt.epoch)))
+
+    def send(self, attempt: Attempt, command: Command) -> None:
+        """A frame to the leader, whoever that is by now."""
+        partition = self.partitions[partition_of(attempt.id, PARTITIONS)]
+        attempt.said_ms = max(attempt.said_ms, self.now_ms + self.random.randrange(1, 15))
+        self.at(attempt.said_ms, lambda: self.propose(partition, command))
+        if self.chance("zombie", 0.01):
+            self.lose(attempt, dies=False)
+        if self.chance("pause", 0.005):
+            self.after(5, lambda: self.request(partition, Pause(attempt.id)))
+            self.after(300, lambda: self.request(partition, Resume(attempt.id, None)))
+
+    def carry_out(self, attempt: Attempt, key: str, *, once: bool = False) -> bool:
+        partition = self.partitions[partition_of(attempt.id, PARTITIONS)]
+        record = queries.load(partition.txn, attempt.id)
+        if record is not None and record.epoch == attempt.epoch and record.status == Status.RUNNING:
+            done = [
+                step.key
+                for step in map(unpack_step, queries.journal(partition.txn, attempt.id, 0, 10_000))
+                if step.done
+            ]
+            assert key not in done, f"{key} ran again although its result is journaled"
+        if self.chance("died before an effect", 0.02):
+            self.lose(attempt)
+            return False
+        self.carried_out[attempt.id, key] += 1
+        self.once[attempt.id, key] += once
+        if self.chance("died after an effect", 0.03):
+            self.lose(attempt)
+            return False
+        return True
+
+    # -- what is seen ----------------------------------------------------------------------------------------------------
+
+    def look_at(self, partition: Partition, command: Command, result: Result) -> None:
+        assert result.code in (0, 200, 404, 409) or (result.code == blobs.MISSING and type(command) is Deliver), result
+        attempt = partition.live.get(getattr(command, "id", b""))
+        if result.code == 409 and attempt is not None and attempt.epoch == getattr(command, "epoch", 0):
+            # An attempt of the old leader may have lost a step with it. One of this leader has not.
+            assert result.message in (attempts.STALE.message, attempts.DONE.message), (command, result)
+        if isinstance(command, Invoke) and result.code == 0:
+            assert command.id not in self.invoked, "an id is invoked once"
+            self.invoked.add(command.id)
+        if isinstance(command, FailAttempt) and result.code == 0 and command.pause:
+            self.after(1000, lambda: self.decide(partition, command.id))
+
+    def decide(self, partition: Partition, ident: bytes) -> None:
+        """An operator looks at the world and says whether a run that is in doubt took place."""
+        for index, step in queries.waiting_steps(partition.txn, ident, 100):
+            op, key, argument = step[:3]
+            if op == Op.RUN and len(argument) == 1:
+                body = value_of(partition.txn, ident, key)
+                happened = self.carried_out[ident, key]
+                outcome = [0, str(body).encode()] if happened else None
+                self.request(partition, DecideStep(ident, index, outcome))
+
+    def note(self, partition: Partition, effect: Effect) -> None:
+        if isinstance(effect, Reply):
+            assert effect.id not in self.outcomes, "an invocation completes once"
+            self.outcomes[effect.id] = queries.whole_outcome(partition.txn, effect.outcome) or []

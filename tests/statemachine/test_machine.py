@@ -1,0 +1,141 @@
+"""An invocation from its beginning to its end, and what every command must keep."""
+
+from holdfast.sdk.protocol import Op, unpack_step
+from holdfast.statemachine import machine, queries
+from holdfast.statemachine.commands import NUMBERS, Announce, FailAttempt, Invoke, Mode, Redispatch, Retry
+from holdfast.statemachine.effects import (
+    AbortAttempt,
+    Acknowledge,
+    First,
+    Reply,
+    Result,
+    SendCompletion,
+    StartAttempt,
+    Status,
+)
+from tests.statemachine.rig import BOOM, HOUR_MS, RESULT, T0, Rig, ident
+
+
+def test_every_command_is_handled() -> None:
+    assert list(machine._HANDLERS) == list(NUMBERS)
+
+
+def test_an_invocation_runs_at_once_with_what_its_first_attempt_needs() -> None:
+    rig = Rig()
+
+    a = rig.invoke("a")
+
+    assert rig.result == Result(0)
+    [effect] = rig.effects
+    assert isinstance(effect, StartAttempt) and effect.first is not None
+    assert effect == StartAttempt(a, 1, First("greeter", "greet", None, Mode.PLAIN, effect.first.input))
+    assert unpack_step(effect.first.input).outcome == [0, b"input"]
+    assert queries.journal(rig.txn, a, 0, 10) == [effect.first.input]
+
+
+def test_an_id_that_is_known_changes_nothing() -> None:
+    rig = Rig()
+    a = rig.invoke("a")
+    rig.step(a, Op.RUN, ["x"], RESULT)
+    before = queries.digest(rig.txn)
+
+    rig.invoke("a", payload=b"other")
+
+    assert (rig.result.code, rig.effects) == (200, [])
+    assert queries.digest(rig.txn) == before
+
+
+def test_an_id_that_is_completed_is_answered_with_its_outcome() -> None:
+    rig = Rig()
+    a = rig.invoke("a")
+    rig.complete(a)
+
+    rig.invoke("a")
+
+    assert (rig.result.code, rig.result.outcome, rig.effects) == (200, RESULT, [])
+
+
+def test_a_step_is_acknowledged_when_it_is_journaled() -> None:
+    rig = Rig()
+    a = rig.invoke("a")
+
+    rig.step(a, Op.RUN, ["x"], RESULT)
+
+    assert rig.effects == [Acknowledge(a, 1, 2)]
+    assert [step.op for step in rig.journal(a)] == [Op.INPUT, Op.RUN]
+    assert rig.load(a).deployment == "dp_1"
+
+
+def test_completion_answers_whoever_waits_and_keeps_the_outcome() -> None:
+    rig = Rig()
+    a = rig.invoke("a")
+
+    assert rig.complete(a) == [Reply(a, RESULT)]
+    assert (rig.status(a), rig.outcome(a)) == (Status.COMPLETED, RESULT)
+    assert rig.armed == [T0 + HOUR_MS]
+
+
+def test_a_lost_attempt_is_started_again_under_a_new_epoch_only_once() -> None:
+    rig = Rig()
+    a = rig.invoke("a")
+
+    assert rig.do(Redispatch(a, 1)) == [StartAttempt(a, 2)]
+    assert rig.do(Redispatch(a, 1)) == []
+    assert rig.result.code == 409
+    assert rig.load(a).failures == 0
+
+
+def test_the_steps_of_a_superseded_attempt_are_refused() -> None:
+    rig = Rig()
+    a = rig.invoke("a")
+    rig.do(Redispatch(a, 1))
+    before = queries.digest(rig.txn)
+
+    rig.step(a, Op.RUN, ["x"], RESULT, epoch=1)
+
+    [effect] = rig.effects
+    assert isinstance(effect, AbortAttempt) and (effect.id, effect.epoch) == (a, 1)
+    assert rig.result.code == 409
+    assert queries.digest(rig.txn) == before
+
+
+def test_a_call_runs_its_child_and_gets_its_outcome() -> None:
+    rig = Rig()
+    a = rig.invoke("a")
+    child = Invoke(ident("b"), "greeter", "help", None, Mode.PLAIN, b"x", {}, 0, None, 0, HOUR_MS)
+
+    index = rig.step(a, Op.CALL, ["greeter", "help", None, b"x", {}], child=child)
+
+    assert rig.effects[0] == Acknowledge(a, 1, 2)
+    assert rig.started() == [child.id]
+    assert rig.complete(child.id) == [Reply(child.id, RESULT), SendCompletion(a, 1, index, 3, RESULT)]
+    assert rig.journal(a)[index].argument == ["greeter", "help", None, None, None, child.id]
+
+
+def test_the_time_of_the_state_never_goes_back() -> None:
+    rig = Rig()
+    rig.do(Announce(1, "n1"))
+    rig.now_ms -= 5000
+
+    a = rig.invoke("a")
+
+    assert rig.load(a).created_ms == T0
+
+
+def test_failed_attempts_back_off_and_are_paused_in_the_end() -> None:
+    rig = Rig()
+    a = rig.invoke("a")
+    retry = Retry(100, 2000, 250, 4)
+    delays = []
+
+    for epoch in (1, 2, 3):
+        rig.do(FailAttempt(a, epoch, BOOM, retry, 0, 0, False))
+        delays.append(rig.armed[0] - rig.now_ms)
+        assert rig.status(a) == Status.BACKING_OFF
+        assert rig.pass_time(delays[-1] - 1) == []
+        assert rig.pass_time(1) == [StartAttempt(a, epoch + 1)]
+    rig.do(FailAttempt(a, 4, BOOM, retry, 0, 0, False))
+
+    assert delays == [100, 200, 250]
+    assert (rig.status(a), rig.armed) == (Status.PAUSED, [])
+    assert "boom" in queries.why_not_running(rig.txn, a)

@@ -1,0 +1,135 @@
+"""States of several partitions fit together or not: what the marks say is compared with what becomes of the messages."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.sdk.protocol import partition_of
+from holdfast.statemachine import outbox, queries
+from holdfast.statemachine.commands import Deliver, Invoke, Mode, TrimOutbox
+from holdfast.statemachine.marks import Marks, read_marks, why_not_together
+from holdfast.statemachine.memory import Memory
+from tests.statemachine.rig import HOUR_MS, Rig, ident
+
+HERE, THERE = 0, 1
+
+
+def test_without_messages_everything_fits() -> None:
+    assert why_not_together({0: Marks({}, {}, {}), 1: Marks({}, {}, {})}) is None
+    assert why_not_together({}) is None
+
+
+@pytest.mark.parametrize(
+    ("trimmed", "taken", "sent", "fits"),
+    [
+        (0, 0, 5, True),
+        (2, 2, 5, True),
+        (2, 4, 5, True),
+        (5, 5, 5, True),
+        (3, 2, 5, False),
+        (5, 4, 5, False),
+        (2, 6, 5, False),
+    ],
+)
+def test_the_receiver_is_between_what_was_forgotten_and_what_was_sent(
+    trimmed: int, taken: int, sent: int, fits: bool
+) -> None:
+    source = Marks({THERE: sent}, {}, {THERE: trimmed})
+    target = Marks({}, {HERE: taken}, {})
+
+    assert (why_not_together({HERE: source, THERE: target}) is None) == fits
+    assert (why_not_together({THERE: target, HERE: source}) is None) == fits
+
+
+def test_a_pair_that_does_not_fit_is_found_among_many() -> None:
+    fine = {number: Marks({}, {}, {}) for number in range(5)}
+    wrong = {**fine, 3: Marks({4: 7}, {}, {4: 7}), 4: Marks({}, {3: 6}, {})}
+
+    assert why_not_together(wrong) == "partition 3 forgot message 7 to partition 4, which has 6"
+    assert why_not_together({**wrong, 4: Marks({}, {3: 8}, {})}) == (
+        "partition 4 has message 8 of partition 3, which has sent 7"
+    )
+
+
+class Source(Rig):
+    """A partition that sends invocations to the other one, each by a name of its own."""
+
+    def send(self, name: str) -> None:
+        self.state.begin(self.txn)
+        outbox.post(self.state, Invoke(there(name), "s", "h", None, Mode.PLAIN, b"", {}, 0, None, 0, HOUR_MS))
+        self.state.flush()
+        self.state.take_effects()
+
+
+def there(name: str) -> bytes:
+    """An id in the other partition."""
+    return next(found for number in itertools.count() if partition_of(found := ident(f"{name} {number}"), 2) == THERE)
+
+
+def test_marks_are_read_from_the_state() -> None:
+    source, target = Source(HERE, 2), Rig(THERE, 2)
+    for number in range(4):
+        source.send(f"m{number}")
+    first, messages = queries.outbox(source.txn, THERE, 0, 3)
+    target.do(Deliver(HERE, first, messages))
+    source.do(TrimOutbox(THERE, 2))
+
+    assert read_marks(source.txn) == Marks({THERE: 4}, {}, {THERE: 2})
+    assert read_marks(target.txn) == Marks({}, {HERE: 3}, {})
+
+    source.do(TrimOutbox(THERE, 4))
+    assert read_marks(source.txn).trimmed == {THERE: 4}, "an empty outbox: everything that was sent"
+
+
+def test_states_that_fit_lose_and_double_nothing_and_all_others_do() -> None:
+    """Every pair of moments of a history is gone on from: the marks must say what then happens to the messages."""
+    verdicts = {True: 0, False: 0}
+    sources, targets = histories()
+    for (sent, source), target in itertools.product(sources, targets):
+        fits = why_not_together({HERE: read_marks(source), THERE: read_marks(target)}) is None
+
+        arrived = go_on(source, target)
+
+        assert (arrived == [*sent, "new"]) == fits, (sent, arrived)
+        verdicts[fits] += 1
+    assert min(verdicts.values()) > 20, verdicts
+
+
+def histories() -> tuple[list[tuple[list[str], Memory]], list[Memory]]:
+    """The source after each of its changes with what it had sent by then, and the target after each of its own."""
+    source, target = Source(HERE, 2), Rig(THERE, 2)
+    sent: list[str] = []
+    sources, targets = [(list(sent), copy.deepcopy(source.txn))], [copy.deepcopy(target.txn)]
+    for number in range(9):
+        sent.append(f"m{number}")
+        source.send(sent[-1])
+        sources.append((list(sent), copy.deepcopy(source.txn)))
+        if number % 3 == 2:
+            first, messages = queries.outbox(source.txn, THERE, number - 2, 2)
+            for count in range(1, len(messages) + 1):
+                target.do(Deliver(HERE, first, messages[:count]))
+                targets.append(copy.deepcopy(target.txn))
+            source.do(TrimOutbox(THERE, first + len(messages) - 1))
+            sources.append((list(sent), copy.deepcopy(source.txn)))
+            target.do(Deliver(HERE, *queries.outbox(source.txn, THERE, 0, 10)))
+            targets.append(copy.deepcopy(target.txn))
+    return sources, targets
+
+
+def go_on(source_txn: Memory, target_txn: Memory) -> list[str]:
+    """The names that arrived in the end, when the source has sent one more."""
+    source, target = Source(HERE, 2), Rig(THERE, 2)
+    source.txn, target.txn = copy.deepcopy(source_txn), copy.deepcopy(target_txn)
+    source.send("new")
+    target.do(Deliver(HERE, *queries.outbox(source.txn, THERE, 0, 100)))
+    return list(arrived(target))
+
+
+def arrived(target: Rig) -> Iterator[str]:
+    for name in (*(f"m{number}" for number in range(9)), "new"):
+        if queries.load(target.txn, there(name)) is not None:
+            yield name

@@ -1,0 +1,187 @@
+"""Who holds which partition: how it is founded, and that changes one at a time end where they should."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.statemachine import meta
+from holdfast.statemachine.members import (
+    ACTIVE,
+    DRAINING,
+    LEAVING,
+    REMOVED,
+    AssignPartition,
+    Membership,
+    PutNode,
+    SetNodeState,
+    next_change,
+)
+from holdfast.statemachine.meta import FoundCluster, MetaState
+
+
+def founded(zones: dict[str, str], partitions: int = 8, replication: int = 3) -> Membership:
+    membership = Membership()
+    for name, zone in zones.items():
+        assert membership.put(PutNode(name, zone, f"{name}:1")).code == 0
+    membership.found(partitions=partitions, founders=list(zones), replication=replication)
+    return membership
+
+
+def settle(membership: Membership, ready: set[str] | None = None) -> int:
+    """Carry out changes until there is none. How many there were."""
+    names = {name for name, node in membership.nodes.items() if node.state != REMOVED} if ready is None else ready
+    for count in range(1000):
+        for number, replicas in membership.table.items():
+            after = next_change(membership, number, ready=names)
+            if after is not None:
+                assert after and len({*after} - {*replicas.members}) <= 1 and len({*replicas.members} - {*after}) <= 1
+                assert {*after} & {*replicas.members}, "whoever leads the change is there after it"
+                assert membership.assign(AssignPartition(number, list(after), replicas.epoch + 1)).code == 0
+                break
+        else:
+            return count
+    raise AssertionError("the changes have no end")
+
+
+def loads(membership: Membership) -> Counter[str]:
+    return Counter(name for replicas in membership.table.values() for name in replicas.members)
+
+
+def test_three_nodes_hold_everything() -> None:
+    membership = founded({"n1": "", "n2": "", "n3": ""})
+
+    assert {replicas.members for replicas in membership.table.values()} == {("n1", "n2", "n3")}
+    assert settle(membership) == 0
+
+
+def test_the_only_replica_of_a_partition_moves_by_way_of_two() -> None:
+    membership = founded({"n1": "", "n2": ""}, partitions=2, replication=1)
+    assert loads(membership) == {"n1": 1, "n2": 1}
+    membership.set_state(SetNodeState("n2", LEAVING))
+
+    assert settle(membership) == 2
+    assert loads(membership) == {"n1": 2}
+
+
+def test_five_nodes_share_the_partitions_evenly() -> None:
+    membership = founded({f"n{number}": "" for number in range(1, 6)}, partitions=10)
+
+    assert set(loads(membership).values()) == {6}
+    assert settle(membership) == 0
+
+
+def test_replicas_of_a_partition_stand_in_different_zones() -> None:
+    membership = founded({"a1": "a", "a2": "a", "b1": "b", "b2": "b", "c1": "c", "c2": "c"}, partitions=12)
+
+    for replicas in membership.table.values():
+        assert {name[0] for name in replicas.members} == {"a", "b", "c"}
+
+
+def test_new_nodes_take_their_share() -> None:
+    membership = founded({"n1": "", "n2": "", "n3": ""}, partitions=10)
+    membership.put(PutNode("n4", "", "n4:1"))
+    membership.put(PutNode("n5", "", "n5:1"))
+
+    assert settle(membership) == 12, "no more moves than are needed"
+    assert max(loads(membership).values()) - min(loads(membership).values()) <= 1
+
+
+def test_a_node_that_is_not_ready_is_given_nothing() -> None:
+    membership = founded({"n1": "", "n2": "", "n3": ""})
+    membership.put(PutNode("n4", "", "n4:1"))
+
+    assert settle(membership, ready={"n1", "n2", "n3"}) == 0
+
+
+def test_a_removed_node_is_replaced_and_without_a_replacement_given_up() -> None:
+    membership = founded({"n1": "", "n2": "", "n3": "", "n4": ""})
+    membership.set_state(SetNodeState("n2", REMOVED))
+    settle(membership)
+    assert {replicas.members for replicas in membership.table.values()} == {("n1", "n3", "n4")}
+
+    membership.set_state(SetNodeState("n3", LEAVING))
+    settle(membership)
+    assert {replicas.members for replicas in membership.table.values()} == {("n1", "n4")}
+
+    membership.put(PutNode("n5", "", "n5:1"))
+    settle(membership)
+    assert {replicas.members for replicas in membership.table.values()} == {("n1", "n4", "n5")}
+
+
+def test_a_draining_node_keeps_its_replicas_and_is_given_no_more() -> None:
+    membership = founded({"n1": "", "n2": "", "n3": ""})
+    membership.set_state(SetNodeState("n1", DRAINING))
+    assert settle(membership) == 0
+
+    membership.put(PutNode("n4", "", "n4:1"))
+    settle(membership)
+    assert loads(membership)["n1"] <= 8
+
+
+def test_a_better_zone_is_moved_to() -> None:
+    membership = founded({"a1": "a", "a2": "a", "a3": "a"}, partitions=4)
+    membership.put(PutNode("b1", "b", "b1:1"))
+    membership.put(PutNode("c1", "c", "c1:1"))
+
+    settle(membership)
+
+    for replicas in membership.table.values():
+        assert {name[0] for name in replicas.members} == {"a", "b", "c"}
+
+
+def test_the_last_node_stays_and_a_removed_name_is_not_used_again() -> None:
+    membership = founded({"n1": "", "n2": ""})
+    assert membership.set_state(SetNodeState("n1", REMOVED)).code == 0
+
+    assert membership.set_state(SetNodeState("n2", LEAVING)).code == 409
+    assert membership.set_state(SetNodeState("n1", ACTIVE)).code == 409
+    assert membership.put(PutNode("n1", "", "x:1")).code == 409
+    assert membership.set_state(SetNodeState("n9", DRAINING)).code == 404
+
+
+def test_late_news_of_a_partition_change_nothing() -> None:
+    membership = founded({"n1": "", "n2": "", "n3": ""})
+    assert membership.assign(AssignPartition(0, ["n3", "n1"], 2)).code == 0
+
+    assert membership.assign(AssignPartition(0, ["n1", "n2", "n3"], 1)).code == 200
+    assert membership.assign(AssignPartition(99, ["n1"], 1)).code == 404
+
+    assert membership.table[0].members == ("n1", "n3")
+
+
+@given(st.data())
+def test_whatever_happens_to_nodes_the_changes_come_to_an_end(data: st.DataObject) -> None:
+    zones = data.draw(st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from(["", "x", "y", "z"]), min_size=1))
+    membership = founded(zones, partitions=5, replication=data.draw(st.integers(1, 5)))
+    for _ in range(data.draw(st.integers(0, 6))):
+        name = data.draw(st.sampled_from("abcdefgh"))
+        if data.draw(st.booleans()):
+            membership.put(PutNode(name, data.draw(st.sampled_from(["", "x", "y"])), "h:1"))
+        else:
+            membership.set_state(SetNodeState(name, data.draw(st.sampled_from([ACTIVE, DRAINING, LEAVING, REMOVED]))))
+
+        settle(membership)
+
+    again = Membership.unpack(membership.pack())
+    assert (again.nodes, again.table, again.first) == (membership.nodes, membership.table, membership.first)
+    staying = [node for node in membership.nodes.values() if node.state in (ACTIVE, DRAINING)]
+    for replicas in membership.table.values():
+        assert 1 <= len(replicas.members) <= max(membership.replication, 1)
+        if all(node.state == ACTIVE for node in staying):
+            assert {*replicas.members} <= {node.name for node in staying}
+
+
+def test_the_state_of_the_meta_group_holds_the_members() -> None:
+    state = MetaState()
+    for command in (PutNode("n1", "a", "h:1", "http://i", "http://a"), FoundCluster("c", 2, ["n1"], 3)):
+        assert (
+            meta.apply(state, 1, meta.decode(meta.encode(meta.Proposal(b"", 1, 1, command))).command).result.code == 0
+        )
+
+    again = meta.decode_state(meta.encode_state(state))
+
+    assert again.membership.nodes == state.membership.nodes
+    assert again.membership.table == {0: (("n1",), 0), 1: (("n1",), 0)}
