@@ -183,7 +183,7 @@ async def test_a_leader_that_moves_in_the_middle_only_costs_a_round(
     async def hold_and_move(token: str, by_node: dict[str, list[int]]) -> None:
         await hold(token, by_node)
         if not moved:
-            leader = it.leader(2)
+            leader = await it.leader(2)
             moved.append(leader.name)
             await leader.node.handover.transfer(2, None, leader.name)
 

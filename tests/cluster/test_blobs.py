@@ -337,7 +337,7 @@ async def test_a_leader_that_dies_in_the_middle_of_staging_costs_the_client_noth
     settings = {"body_bytes_max": 8 * MIB, "log_tail": 0}
     async with three(tmp_path, {"echo:object/twice:exclusive": twice}, partitions=1, **settings) as cluster:
         await cluster.led()
-        victim = cluster.leader(0)
+        victim = await cluster.leader(0)
         living = next(seat for seat in cluster.up() if seat is not victim)
         async with aiohttp.ClientSession() as http:
             client, killed = Client(living, http), asyncio.Event()
@@ -357,7 +357,7 @@ async def test_a_leader_that_dies_in_the_middle_of_staging_costs_the_client_noth
             assert [(status, found == body) for status, found, _ in [await asked]] == [(200, True)]
             assert blobs(living) == [1] and rows(living.node.partitions[0], tables.CHUNK) == 24
 
-            await snapshot(cluster.leader(0))
+            await snapshot(await cluster.leader(0))
             shutil.rmtree(victim.path / "state")
             await victim.start()
             await cluster.led()

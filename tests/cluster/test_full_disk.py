@@ -45,7 +45,7 @@ async def calls_by_http(cluster: Three, count: int) -> None:
 async def test_a_node_without_room_hands_its_leaderships_over_and_no_client_notices(tmp_path: Path) -> None:
     async with three(tmp_path, {"echo/say": echo}, partitions=3) as cluster:
         await cluster.led()
-        full = cluster.leader(0)
+        full = await cluster.leader(0)
         fill(full)
         await calls_by_http(cluster, 5)  # From the very first moment.
 
@@ -86,7 +86,7 @@ async def test_a_cluster_without_room_says_so_and_works_again_when_there_is_some
 async def test_a_leader_with_room_does_not_take_what_no_majority_will(tmp_path: Path) -> None:
     async with three(tmp_path, {"echo/say": echo}, partitions=1) as cluster:
         await cluster.led()
-        leader = cluster.leader(0)
+        leader = await cluster.leader(0)
         others = [seat for seat in cluster.up() if seat is not leader]
         fill(*others)
         await eventually(lambda: len(leader.node.handover.full) == 2, "the leader knows")

@@ -105,7 +105,7 @@ async def test_a_leadership_that_moves_repeats_no_step(tmp_path: Path) -> None:
             async with asyncio.timeout(PATIENCE_S):
                 while moved < 24:
                     turn += 1
-                    leader = cluster.leader(turn % 3).node
+                    leader = (await cluster.leader(turn % 3)).node
                     heirs = [name for name in cluster.seats if name != leader.config.node]
                     moved += await leader.handover.move(leader.hosted[turn % 3], heirs[turn % 2], patient=True)
 
@@ -134,7 +134,7 @@ async def test_a_partition_whose_step_runs_is_not_moved_for_balance_but_by_wish(
         return "done"
 
     async with three_and(service, tmp_path, partitions=1) as cluster:
-        seat = cluster.leader(0)
+        seat = await cluster.leader(0)
         handover, partition = seat.node.handover, seat.node.hosted[0]
         calling = asyncio.ensure_future(seat.call("long/run"))
         await begun.wait()
@@ -156,7 +156,7 @@ async def test_nodes_that_stop_at_the_same_time_do_not_hand_back_and_forth(tmp_p
         await cluster.led()
         last = cluster.seats["n3"]
         stopping = [cluster.seats["n1"], cluster.seats["n2"]]
-        terms = {number: cluster.leader(number).node.hosted[number].group.term for number in range(4)}
+        terms = {number: (await cluster.leader(number)).node.hosted[number].group.term for number in range(4)}
 
         await asyncio.gather(*(seat.node.stop() for seat in stopping))
 
@@ -176,7 +176,7 @@ async def test_the_last_two_nodes_stop_without_handing_back_and_forth(tmp_path: 
             lambda: all(any(seat.node.router.leads(number) for seat in stopping) for number in range(4)),
             "leaders among those that are left",
         )
-        terms = {number: cluster.leader(number).node.hosted[number].group.term for number in range(4)}
+        terms = {number: (await cluster.leader(number)).node.hosted[number].group.term for number in range(4)}
 
         await asyncio.gather(*(seat.node.stop() for seat in stopping))
 

@@ -58,12 +58,12 @@ async def test_a_rolling_restart_under_load_shows_no_error_to_any_client(tmp_pat
 async def test_a_stopping_node_hands_over_and_finishes_what_is_in_progress(tmp_path: Path) -> None:
     async with three(tmp_path, COUNTER, partitions=3) as cluster:
         await cluster.led()
-        seat = cluster.leader(0)
+        seat = await cluster.leader(0)
 
         await seat.node.handover.leave(PATIENCE_S)
 
         assert not seat.node._leads() and not seat.node._meta_group().is_leader
-        await eventually(lambda: cluster.leader(0) is not seat)
+        await eventually(lambda: cluster.leading(0) not in (None, seat))
 
 
 async def test_leaders_spread_over_the_nodes_by_themselves(tmp_path: Path) -> None:
@@ -76,8 +76,7 @@ async def test_leaders_spread_over_the_nodes_by_themselves(tmp_path: Path) -> No
 
         for number in range(6):
             async with asyncio.timeout(PATIENCE_S):
-                while cluster.leader(number).node is not first:
-                    leader = cluster.leader(number).node
+                while (leader := (await cluster.leader(number)).node) is not first:
                     await leader.handover.move(leader.hosted[number], "n1")
         await eventually(spread, "two leaderships on each node")
 
@@ -90,7 +89,7 @@ async def test_a_drained_node_leads_nothing_until_it_is_taken_back(tmp_path: Pat
             async with http.post(f"{cluster.seats[at].node.admin_url}{path}") as response:
                 return response.status, await response.json()
 
-        drained = cluster.leader(0)
+        drained = await cluster.leader(0)
         other = next(name for name in NAMES if name != drained.name)
         async with Load(lambda: urls(cluster)) as load:
             await load.more()
@@ -102,7 +101,8 @@ async def test_a_drained_node_leads_nothing_until_it_is_taken_back(tmp_path: Pat
             assert drained.node.handover.led_here() == [] and not drained.node._meta_group().is_leader
 
             assert (await ask(other, f"/cluster/nodes/{drained.name}/undrain"))[1]["state"] == "active"
-            await eventually(lambda: cluster.leader(0).node.meta.state.membership.nodes[drained.name].state == "active")
+            leader = (await cluster.leader(0)).node
+            await eventually(lambda: leader.meta.state.membership.nodes[drained.name].state == "active")
             moved = await ask(other, f"/cluster/partitions/0/transfer?to={drained.name}")
             assert moved == (200, {"partition": 0, "leader": drained.name})
             await load.more()
@@ -124,7 +124,7 @@ async def test_a_restarted_node_is_healthy_when_it_has_caught_up(tmp_path: Path)
         away.up = False
         async with Load(lambda: urls(cluster)) as load:
             await load.more(60)
-        acknowledged = {number: cluster.leader(number).node.machines[number].applied[0] for number in range(3)}
+        acknowledged = {number: (await cluster.leader(number)).node.machines[number].applied[0] for number in range(3)}
 
         await away.start()
 
