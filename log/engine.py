@@ -193,8 +193,8 @@ class SyncObj(_parent.SyncObj):
         self._prevotes: set[NodeId] | None = None
         self._leader_contact = NEVER
         self._sequence = 0
-        self._beat = False
-        self._must_send = False
+        self.must_beat = False  # Whether the next flush sends a heartbeat,
+        self.must_send = False  # and whether it looks for entries to send.
         self._newest_append: tuple[int, Append, int] | None = None  # From which index on, and bytes; of this flush.
         self._deadline = now if lead_at_once else self._next_deadline()
 
@@ -272,7 +272,7 @@ class SyncObj(_parent.SyncObj):
         log.append((command, index, self.__raftCurrentTerm))
         self.uncommitted_bytes += size
         self._uncommitted.append((index, size))
-        self._must_send = True
+        self.must_send = True
         return index
 
     def seal(self, next_members: tuple[NodeId, ...], command: bytes) -> int:
@@ -288,14 +288,14 @@ class SyncObj(_parent.SyncObj):
             self.reads_failed.append(ctx)
             return
         self.reads.append((self._sequence + 1, self.commit, ctx))
-        self._beat = True
+        self.must_beat = True
 
     def transfer(self, to: NodeId) -> bool:
         if not self.is_leader or to not in self.peers or self.seal_index is not None:
             return False
         self.transferee = to
         self._transfer_deadline = self.now + self.timing.election_max
-        self._must_send = True
+        self.must_send = True
         return True
 
     def add_learners(self, learners: tuple[NodeId, ...]) -> None:
@@ -305,7 +305,7 @@ class SyncObj(_parent.SyncObj):
         self.progress = {
             peer: self.progress.get(peer) or Progress(last + 1, self.now) for peer in (*self.peers, *self.learners)
         }
-        self._must_send = True
+        self.must_send = True
 
     # -- what happened -----------------------------------------------------------------------------------------------
 
@@ -316,13 +316,13 @@ class SyncObj(_parent.SyncObj):
         progress = self.progress.get(peer)
         if self.is_leader and progress is not None and progress.flow is not Flow.SNAPSHOT:
             progress.restart(progress.match + 1 if progress.match else progress.next)
-            self._must_send = True
+            self.must_send = True
 
     def learner_began(self, peer: NodeId) -> None:
         """A learner says that its log is empty, or may be: who is no member may forget a group, and be invited again."""
         if self.is_leader and peer in self.learners:
             self.progress[peer] = Progress(self.log.last_index + 1, self.now)
-            self._must_send = True
+            self.must_send = True
 
     def peer_down(self, peer: NodeId) -> None:
         self.connected.discard(peer)
@@ -342,7 +342,7 @@ class SyncObj(_parent.SyncObj):
 
     def beat(self) -> None:
         """The node's heartbeat is due: one for all its groups, so that one message carries them all."""
-        self._beat = True
+        self.must_beat = True
 
     def tick(self, now: float) -> None:
         self.now = now
@@ -366,17 +366,20 @@ class SyncObj(_parent.SyncObj):
     def flush(self) -> None:
         """Put into `out` what the followers should have. Called once per turn, so one turn makes one message."""
         if self.__raftState != LEADER:
+            self.must_beat = self.must_send = False  # Whoever leads next begins with both.
             return
-        if self._beat:
+        if self.must_beat:
             self._send_heartbeats()
-        if self._must_send:
-            self._must_send = False
+        if self.must_send:
+            self.must_send = False
             self._newest_append = None
             for peer in self.peers:
                 self._send_append(peer)
-            for peer in self.learners:
-                self._send_append(peer)
-            self._maybe_hand_over()
+            if self.learners:
+                for peer in self.learners:
+                    self._send_append(peer)
+            if self.transferee is not None:
+                self._maybe_hand_over()
 
     def step(self, sender: NodeId, message: Message) -> None:
         """A message of a member of this epoch (or, for a learner, from its leader)."""
@@ -654,7 +657,7 @@ class SyncObj(_parent.SyncObj):
         self.uncommitted_bytes = 0
         self._uncommitted.clear()
         self.elected_at = self.now
-        self._beat = True
+        self.must_beat = True
         super().__onBecomeLeader()  # Appends the no-op of the term.
         self._find_seal()
         if self.next_members is not None:
@@ -662,7 +665,7 @@ class SyncObj(_parent.SyncObj):
 
     def __sendAppendEntries(self) -> None:  # noqa: N802
         """The parent sends whenever it likes. We send once per turn, in `flush`."""
-        self._must_send = True
+        self.must_send = True
 
     # -- leading -----------------------------------------------------------------------------------------------------
 
@@ -675,7 +678,7 @@ class SyncObj(_parent.SyncObj):
         for progress in self.progress.values():
             if progress.waiting_since is not None and self.now - progress.waiting_since > self.timing.resend:
                 progress.restart(progress.match + 1 if progress.match else progress.next)
-                self._must_send = True
+                self.must_send = True
         self._maybe_commit()
 
     def _quorum_heard(self) -> bool:
@@ -685,7 +688,7 @@ class SyncObj(_parent.SyncObj):
         return 2 * (heard + 1) > len(self.members)
 
     def _send_heartbeats(self) -> None:
-        self._beat = False
+        self.must_beat = False
         self._sequence += 1
         epoch = self.log.configuration
         for peer, progress in self.progress.items():
@@ -715,20 +718,22 @@ class SyncObj(_parent.SyncObj):
                 self._serve_reads()
 
     def _on_append_ack(self, sender: NodeId, m: AppendAck) -> None:
-        progress = self._heard(sender, m.term)
+        term, index = m
+        progress = self._heard(sender, term)
         if progress is None:
             return
-        if m.index > self.log.last_index:
-            raise EngineFault(f"{sender} acknowledged {m.index}; our log ends at {self.log.last_index}")
-        if progress.acknowledged(m.index, self.now) and m.index > self.__raftCommitIndex:
+        last = self.log.last_index
+        if index > last:
+            raise EngineFault(f"{sender} acknowledged {index}; our log ends at {last}")
+        if progress.acknowledged(index, self.now) and index > self.__raftCommitIndex:
             self._maybe_commit()
-        if progress.next <= self.log.last_index or self.transferee == sender:
-            self._must_send = True
+        if progress.next <= last or self.transferee == sender:
+            self.must_send = True
 
     def _on_append_reject(self, sender: NodeId, m: AppendReject) -> None:
         progress = self._heard(sender, m.term)
         if progress is not None and progress.rejected(m.index, m.hint):
-            self._must_send = True
+            self.must_send = True
 
     def _send_append(self, peer: NodeId) -> None:
         if peer not in self.connected:
@@ -753,6 +758,8 @@ class SyncObj(_parent.SyncObj):
             _, append, size = known
             self.out.append((peer, append))
             progress.sent(append.prev_index + len(append.entries), size, self.now)
+            if progress.next > last:
+                return
 
     def _make_append(self, low: int) -> tuple[int, Append, int] | None:
         """Entries from `low` on; None if the one before it is trimmed."""
@@ -771,32 +778,36 @@ class SyncObj(_parent.SyncObj):
 
     def _maybe_commit(self) -> None:
         """Commit what is durable on a majority, if it is of our own term (Raft §5.4.2)."""
-        index = self._majority(self.members)
-        if index <= self.__raftCommitIndex or self.log.term_of(index) != self.__raftCurrentTerm:
+        log, index = self.log, self._majority(self.members)
+        if index <= self.__raftCommitIndex or log.term_of(index) != self.__raftCurrentTerm:
             return
         if self.seal_index is not None and self.next_members is not None and index >= self.seal_index:
             # Nothing behind a seal takes effect; and the successor must own it, or it could begin without it.
             owned = self._majority(self.next_members) >= self.seal_index
             index = self.seal_index if owned else self.seal_index - 1
-        if index > self.commit:
-            self.log.set_commit(index)
+        if index > self.__raftCommitIndex:
+            log.set_commit(index)
             self.__raftCommitIndex = index
-            while self._uncommitted and self._uncommitted[0][0] <= index:
-                self.uncommitted_bytes -= self._uncommitted.popleft()[1]
+            waiting = self._uncommitted
+            while waiting and waiting[0][0] <= index:
+                self.uncommitted_bytes -= waiting.popleft()[1]
             if self.reads:
                 self._serve_reads()
 
     def _majority(self, members: tuple[NodeId, ...]) -> int:
         """The highest index that is durable on more than half of `members`. Our own log counts as far as it is on disk."""
-        durable = [self._durable(member) for member in members]
+        node, known, durable = self.node, self.progress, []
+        for member in members:
+            if member == node:
+                durable.append(self._own_durable())
+            else:
+                progress = known.get(member)
+                durable.append(0 if progress is None else progress.match)
         durable.sort()
         return durable[(len(durable) - 1) // 2]
 
-    def _durable(self, member: NodeId) -> int:
-        if member == self.node:
-            return self.log.durable
-        progress = self.progress.get(member)
-        return 0 if progress is None else progress.match
+    def _own_durable(self) -> int:
+        return self.log.durable
 
     def _serve_reads(self) -> None:
         """A read is safe when a majority answered a round that began after it came (Raft thesis §6.4)."""

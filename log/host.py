@@ -284,9 +284,9 @@ class Host:
                 self._recall(peer, group, epoch, is_beat=kind is Heartbeat)
                 continue  # Whoever leads the group will tell us about it.
             replica.engine.now = now
-            touched[group] = replica
             if epoch != replica.log.configuration.epoch:
                 # Whichever of us is behind learns of the newer epoch: the peer from this, we from its answer to this.
+                touched[group] = replica
                 self._post(peer, replica, replica.config_message)
                 continue
             if kind is Append and message.entries:  # type: ignore[union-attr]
@@ -295,6 +295,8 @@ class Host:
                 if full is not None:
                     continue  # Refused before append: the leader sends it again when we answer.
             self._step(peer, replica, message)
+            if not replica.is_idle:
+                touched[group] = replica
 
     def _step(self, peer: NodeId, replica: Replica, message: Message) -> None:
         engine = replica.engine
@@ -399,12 +401,14 @@ class Host:
         touched, self._touched = self._touched, {}
         full = self.no_room()
         for replica in touched.values():
-            replica.engine.now = now
+            engine = replica.engine
+            engine.now = now
             replica.flush(full)
-            if replica.engine.out:
+            if engine.out:
                 self._take_out(replica)
+            if engine.promises:
+                self._take_promises(replica)
         self._send_outbox()  # Appends and heartbeats: they may race our disk (Raft thesis §10.2.1).
-        self._take_promises(touched)
         if not self._committing:
             if self.journal.dirty:
                 self._committing = True
@@ -425,9 +429,10 @@ class Host:
         for log in self.journal.persisted():
             replica = self.replicas.get(log.group)
             if replica is not None and replica.log is log:
-                touched[log.group] = replica
                 replica.engine.now = now
                 replica.engine.persisted()
+                if not replica.is_idle:
+                    touched[log.group] = replica
         self._held = self._release(self._held)
         self._flying_pins = set()
         self.forgotten += self._flying_forgetting
@@ -463,18 +468,15 @@ class Host:
         if peer in self.sessions:
             self._outbox.setdefault(peer, []).append(Envelope(replica.group, replica.epoch, message))
 
-    def _take_promises(self, touched: dict[GroupId, Replica]) -> None:
+    def _take_promises(self, replica: Replica) -> None:
         """They join those that wait for the next commit: the one under way may not hold what they speak of."""
-        sessions, promised = self.sessions, self._promised
-        for replica in touched.values():
-            engine = replica.engine
-            if engine.promises:
-                epoch = replica.epoch
-                for peer, message in engine.promises:
-                    session = sessions.get(peer)
-                    if session is not None:
-                        promised.append((peer, session, Envelope(replica.group, epoch, message)))
-                engine.promises = []
+        engine, sessions = replica.engine, self.sessions
+        group, epoch = replica.group, replica.log.configuration.epoch
+        for peer, message in engine.promises:
+            session = sessions.get(peer)
+            if session is not None:
+                self._promised.append((peer, session, Envelope(group, epoch, message)))
+        engine.promises = []
 
     def _release(self, promises: list[tuple[NodeId, int, Envelope]]) -> list[tuple[NodeId, int, Envelope]]:
         sessions, outbox = self.sessions, self._outbox

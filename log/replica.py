@@ -244,7 +244,9 @@ class Replica:
                 self._propose_in_parts(proposals, proposers, no_room)
         if self._change is not None:
             self._maybe_seal()
-        self.engine.flush()
+        engine = self.engine
+        if engine.must_send or engine.must_beat:
+            engine.flush()
 
     def _propose_in_parts(self, proposals: list[bytes], waiting: list[object], no_room: ProposalError | None) -> None:
         size, first = 0, 0
@@ -405,6 +407,18 @@ class Replica:
         """Committed, and on our own disk: a killed process must not leave a state that is ahead of its log."""
         commit, durable = self.log.commit, self.log.durable
         return commit if commit < durable else durable
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a turn would find nothing to do here. The second of two acknowledgements leaves most groups so."""
+        engine = self.engine
+        if engine.must_send or engine.must_beat or engine.out or engine.promises:
+            return False
+        if engine.reads_ready or engine.reads_failed:
+            return False
+        if self._proposals or self._change is not None or engine.role_changes != self._seen_role[0]:
+            return False
+        return self.applied >= self._applicable and self.log.configuration.epoch == self._seen_role[1]
 
     def _apply_slice(self, high: int) -> None:
         batch: list[Committed] = []
