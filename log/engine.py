@@ -412,11 +412,11 @@ class SyncObj(_parent.SyncObj):
         self.__raftCommitIndex = index
 
     def _on_append(self, sender: NodeId, m: Append) -> None:
+        term, prev, prev_term, _, _ = m
         log = self.log
-        if not self._follow(sender, m.term, 0):
-            self.promise(sender, AppendReject(self.term, m.prev_index, log.last_index + 1))
+        if not self._follow(sender, term, 0):
+            self.promise(sender, AppendReject(self.term, prev, log.last_index + 1))
             return
-        prev = m.prev_index
         if prev > log.last_index:
             self.promise(sender, AppendReject(self.term, prev, log.last_index + 1))
             return
@@ -424,7 +424,7 @@ class SyncObj(_parent.SyncObj):
             # What is below our base is committed, so equal to the leader's. Let it go on behind our commit.
             self.promise(sender, AppendAck(self.term, self.commit))
             return
-        if log.term_of(prev) != m.prev_term:
+        if log.term_of(prev) != prev_term:
             if prev <= self.commit:
                 raise EngineFault(f"{sender} contradicts committed entry {prev}")
             # Everything up to our commit index is known to match: one round trip instead of one per entry.
@@ -434,12 +434,14 @@ class SyncObj(_parent.SyncObj):
 
     def _take_entries(self, sender: NodeId, m: Append) -> None:
         """The logs agree at `prev`. Skip what we hold already; only a real conflict truncates (Raft §5.3)."""
-        log, entries = self.log, m.entries
-        verified, skip = m.prev_index, 0
-        while skip < len(entries) and log.term_of(entries[skip][1]) == entries[skip][2]:
-            verified = entries[skip][1]
-            skip += 1
-        rest = entries[skip:] if skip else entries
+        _, verified, _, commit, rest = m
+        log = self.log
+        if rest and verified < log.last_index:
+            skip = 0
+            while skip < len(rest) and log.term_of(rest[skip][1]) == rest[skip][2]:
+                verified = rest[skip][1]
+                skip += 1
+            rest = rest[skip:]
         if rest:
             first = rest[0][1]
             if first <= self.__raftCommitIndex:
@@ -450,11 +452,13 @@ class SyncObj(_parent.SyncObj):
             sealed = False
             for entry in rest:
                 log.append(entry)
-                sealed = sealed or entry[0][0] == SEAL
+                if entry[0][0] == SEAL:
+                    sealed = True
             if conflict or sealed:
                 self._find_seal()
             verified = log.last_index
-        commit = m.commit if m.commit < verified else verified
+        if commit > verified:
+            commit = verified
         if commit > self.__raftCommitIndex:
             self._learn_commit(sender, commit)
         self.promise(sender, AppendAck(self.__raftCurrentTerm, verified))

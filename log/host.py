@@ -295,7 +295,7 @@ class Host:
                 if full is not None:
                     continue  # Refused before append: the leader sends it again when we answer.
             self._step(peer, replica, message)
-            if not replica.is_idle:
+            if group not in touched and not replica.is_idle:
                 touched[group] = replica
 
     def _step(self, peer: NodeId, replica: Replica, message: Message) -> None:
@@ -431,7 +431,7 @@ class Host:
             if replica is not None and replica.log is log:
                 replica.engine.now = now
                 replica.engine.persisted()
-                if not replica.is_idle:
+                if log.group not in touched and not replica.is_idle:
                     touched[log.group] = replica
         self._held = self._release(self._held)
         self._flying_pins = set()

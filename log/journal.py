@@ -16,11 +16,11 @@ grow with the log.
 from __future__ import annotations
 
 import struct
-import zlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, overload
+from zlib import crc32
 
 import msgpack
 
@@ -78,7 +78,7 @@ def table_of(group: GroupId) -> str:
 
 
 def _checksum(group: GroupId, index: int, term: int, command: bytes) -> int:
-    return zlib.crc32(command, zlib.crc32(_SUBJECT.pack(group, index, term)))
+    return crc32(command, crc32(_SUBJECT.pack(group, index, term)))
 
 
 def encode_entry(group: GroupId, entry: Entry) -> bytes:
@@ -152,10 +152,10 @@ class Journal:
         record: bytes = msgpack.packb(
             (tombstone.term, tombstone.vote, epoch.epoch, epoch.members, epoch.seed_index, epoch.seed_term)
         )
-        self._ops.append(Put(TOMBSTONES, key, _CHECKSUM.pack(zlib.crc32(record, zlib.crc32(key))) + record))
+        self._ops.append(Put(TOMBSTONES, key, _CHECKSUM.pack(crc32(record, crc32(key))) + record))
 
     def _decode_tombstone(self, key: bytes, value: bytes) -> Tombstone:
-        if len(value) <= 4 or _CHECKSUM.unpack_from(value)[0] != zlib.crc32(value[4:], zlib.crc32(key)):
+        if len(value) <= 4 or _CHECKSUM.unpack_from(value)[0] != crc32(value[4:], crc32(key)):
             path = str(getattr(self.store, "path", TOMBSTONES))
             group = GroupId(int.from_bytes(key, "big"))
             raise Corrupt(path, "the record of what was promised in it does not match its checksum", group=group)
@@ -169,10 +169,10 @@ class Journal:
         """Remember a peer's disk: one that comes back with another has lost what it acknowledged."""
         self._pins[peer] = disk
         key, value = peer.encode(), disk.encode()
-        self._ops.append(Put(PINS, key, _CHECKSUM.pack(zlib.crc32(value, zlib.crc32(key))) + value))
+        self._ops.append(Put(PINS, key, _CHECKSUM.pack(crc32(value, crc32(key))) + value))
 
     def _decode_pin(self, key: bytes, value: bytes) -> str:
-        if len(value) < 4 or _CHECKSUM.unpack_from(value)[0] != zlib.crc32(value[4:], zlib.crc32(key)):
+        if len(value) < 4 or _CHECKSUM.unpack_from(value)[0] != crc32(value[4:], crc32(key)):
             path = str(getattr(self.store, "path", PINS))
             raise Corrupt(path, f"the record of the disk of {key.decode(errors='replace')} does not match its checksum")
         return value[4:].decode()
@@ -190,13 +190,13 @@ class Journal:
             key, commits = number.to_bytes(4, "big"), self._commits.get(number)
             if commits:
                 record: bytes = msgpack.packb(commits)
-                ops.append(Put(COMMITS, key, _CHECKSUM.pack(zlib.crc32(record, zlib.crc32(key))) + record))
+                ops.append(Put(COMMITS, key, _CHECKSUM.pack(crc32(record, crc32(key))) + record))
             else:
                 ops.append(Cut(COMMITS, key, key + b"\0"))
         self._moved_commits.clear()
 
     def _decode_commits(self, key: bytes, value: bytes) -> dict[GroupId, int]:
-        if len(value) <= 4 or _CHECKSUM.unpack_from(value)[0] != zlib.crc32(value[4:], zlib.crc32(key)):
+        if len(value) <= 4 or _CHECKSUM.unpack_from(value)[0] != crc32(value[4:], crc32(key)):
             path = str(getattr(self.store, "path", COMMITS))
             first = int.from_bytes(key, "big") * COMMITS_GROUPS
             groups = f"groups {first} to {first + COMMITS_GROUPS - 1}"
@@ -354,7 +354,8 @@ class GroupLog:
         self.last_index = index
         self._tail.append(entry)
         self._tail_bytes += len(command)
-        self._ops.append(Put(self.table, _KEY.pack(index), encode_entry(self.group, entry), True))
+        checksum = crc32(command, crc32(_SUBJECT.pack(self.group, index, term)))
+        self._ops.append(Put(self.table, _KEY.pack(index), _HEADER.pack(term, checksum) + command, True))
         self._journal.mark_dirty(self)
 
     def truncate(self, low: int) -> None:
@@ -457,7 +458,8 @@ class GroupLog:
 
     def persisted(self) -> None:
         self.durable_term = self._flying_term
-        self.durable = max(self.durable, self._flying_last)
+        if self._flying_last > self.durable:
+            self.durable = self._flying_last
         assert self.durable <= self.last_index
         if self._trim_from < self.base_index:
             self._journal.mark_dirty(self)
@@ -477,11 +479,11 @@ class GroupLog:
         epoch = self.configuration
         mine = (self.term, self.vote, self.commit, self.base_index, self.base_term, self._trim_from)
         record: bytes = msgpack.packb((*mine, epoch.epoch, epoch.members, epoch.seed_index, epoch.seed_term))
-        return _CHECKSUM.pack(zlib.crc32(record, self.group)) + record
+        return _CHECKSUM.pack(crc32(record, self.group)) + record
 
     def _load(self) -> None:
         value = self._store.get(HARD, self.group.to_bytes(4, "big"))
-        if value is None or len(value) <= 4 or _CHECKSUM.unpack_from(value)[0] != zlib.crc32(value[4:], self.group):
+        if value is None or len(value) <= 4 or _CHECKSUM.unpack_from(value)[0] != crc32(value[4:], self.group):
             raise self._corrupt(None, "the record of term, vote and base does not match its checksum")
         (self.term, vote, commit, self.base_index, self.base_term, self._trim_from, epoch, members, *seed) = (
             msgpack.unpackb(value[4:])

@@ -213,8 +213,7 @@ def encode(envelopes: list[Envelope]) -> bytes:
             term, prev_index, prev_term, commit, entries = message  # type: ignore[misc]
             flat: list[Any] = []
             for command, _, entry_term in entries:
-                flat.append(entry_term)
-                flat.append(command)
+                flat += (entry_term, command)
             rows.append([number, group, epoch, term, prev_index, prev_term, commit, flat])
         else:
             rows.append([number, group, epoch, *message])
@@ -240,6 +239,17 @@ def _integers(values: Sequence[Any], what: str) -> None:
 def _entries(flat: Any, term: int, prev_index: int, prev_term: int) -> tuple[Entry, ...]:
     if type(flat) is not list or len(flat) % 2 or len(flat) > 2 * ENTRIES_MAX:
         raise Malformed("append: entries are not a bounded list of pairs")
+    if len(flat) == 2:  # As a rule. What is wrong with it is named below.
+        entry_term, command = flat
+        if (
+            type(entry_term) is int
+            and prev_term <= entry_term <= term
+            and prev_index < INT_MAX
+            and type(command) is bytes
+            and 1 <= len(command) <= ENTRY_BYTES_MAX
+            and command[0] in ENTRY_KINDS
+        ):
+            return ((command, prev_index + 1, entry_term),)
     entries: list[Entry] = []
     index, newest = prev_index, prev_term
     pairs = iter(flat)

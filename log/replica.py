@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _COMMANDS: Final = bytes([COMMANDS])
 _pack = msgpack.Packer(autoreset=True).pack  # One for all: making a packer costs more than packing.
+_unpack = msgpack.unpackb
 #: A learner this close to the end of the log no longer holds up a change of members.
 LEARNER_LAG_MAX: Final = 64
 #: Between two tries of a machine whose disk is full.
@@ -385,7 +386,7 @@ class Replica:
     def apply(self) -> bool:
         """Hand committed entries to the machine, a slice per turn. True if there is more."""
         engine = self.engine
-        if engine.role_changes != self._seen_role[0] or self.log.configuration.epoch != self._seen_role[1]:
+        if (engine.role_changes, self.log.configuration.epoch) != self._seen_role:
             self._notice_role()
         high, more = self._applicable, False
         if self.applied < high and (self.stalled is None or engine.now >= self._apply_at):
@@ -412,28 +413,26 @@ class Replica:
     def is_idle(self) -> bool:
         """Whether a turn would find nothing to do here. The second of two acknowledgements leaves most groups so."""
         engine = self.engine
-        if engine.must_send or engine.must_beat or engine.out or engine.promises:
+        if engine.promises or engine.out or engine.must_send or engine.must_beat or self.applied < self._applicable:
             return False
-        if engine.reads_ready or engine.reads_failed:
+        if engine.reads_ready or engine.reads_failed or self._proposals or self._change is not None:
             return False
-        if self._proposals or self._change is not None or engine.role_changes != self._seen_role[0]:
-            return False
-        return self.applied >= self._applicable and self.log.configuration.epoch == self._seen_role[1]
+        return (engine.role_changes, self.log.configuration.epoch) == self._seen_role
 
     def _apply_slice(self, high: int) -> None:
         batch: list[Committed] = []
         sealed: int | None = None
         for command, index, term in self.log.entries(self.applied + 1, high):
             if command[0] == COMMANDS:
-                batch.append(Committed(index, term, msgpack.unpackb(command[1:])))
+                batch.append(Committed(index, term, _unpack(command[1:])))
                 continue
             batch.append(Committed(index, term, ()))
             if command[0] == SEAL and decode_seal(command)[0] > self.epoch:
                 sealed = index
                 break
         self.machine.apply(batch)
-        self.applied = batch[-1].index
-        assert self.machine.applied == (self.applied, batch[-1].term), "the machine says what it applied"
+        self.applied, term, _ = batch[-1]
+        assert self.machine.applied == (self.applied, term), "the machine says what it applied"
         if sealed is not None:
             self._enter_sealed(sealed)
         if self._waiters:
