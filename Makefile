@@ -39,7 +39,7 @@ $(STAMP): pyproject.toml
 
 test: check ## Lint, check types, run every test: the whole of CI
 	@echo "==> tests"
-	@$(BIN)/python -m pytest -q --durations=60
+	@$(BIN)/python -m tests
 
 check: lint types ## Lint and check types
 

@@ -242,6 +242,7 @@ class Host:
         for replica in self.replicas.values():
             self._touch(replica)
             replica.engine.peer_up(peer)
+            self.wake_at = min(self.wake_at, replica.engine.wake_at)
 
     def peer_down(self, peer: NodeId, session: int, now: float) -> None:
         self._now = now

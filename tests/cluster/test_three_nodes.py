@@ -10,11 +10,15 @@ from typing import Any
 
 from holdfast.cluster.config import Config, Endpoint
 from holdfast.cluster.node import Node
+from holdfast.log import engine
 from holdfast.sdk.protocol import Completion, Op, partition_of
 from tests.cluster.harness import FAST, PATIENCE_S, FakeEndpoint, Handled, World, eventually
 from tests.ports import free_ports
 
 NAMES = ("n1", "n2", "n3")
+#: All nodes of a test share one loop: what holds it up for half a second would depose every leader at once. The connections of
+#: a node that is killed break, so nobody waits for this.
+PATIENT = engine.Timing(election_min=2.0, election_max=2.5, quorum=2.0)
 
 
 class Seat(World):
@@ -39,7 +43,7 @@ class Seat(World):
             secret=b"the secret of the tests",
             **self._settings,
         )
-        self.node = Node(config, timing=FAST, boot=self.boot, on_fatal=self.failures.append)
+        self.node = Node(config, timing=FAST, log_timing=PATIENT, boot=self.boot, on_fatal=self.failures.append)
         await self.node.start()
         self.up = True
         return self.node

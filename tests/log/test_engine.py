@@ -904,6 +904,34 @@ def test_a_broken_connection_to_the_leader_starts_an_election_at_once() -> None:
     assert len(c.leaders()) == 1 and c.leaders() != ["a"]
 
 
+def test_who_waits_for_a_majority_does_not_wait_for_a_timeout_when_it_comes() -> None:
+    """Nodes that start together, and the last survivor of a group whose members come back."""
+    c = Cluster()
+    c.run(c.timing.election_min - 0.1, step=0.005)
+    assert len(c.leaders()) == 1, "a new group has a leader before any timeout"
+    for name in "abc":
+        c.crash(name)
+    c.restart("a")
+    c.run(3.0, "a")
+
+    c.restart("b")
+    c.run(c.timing.election_min - 0.1, "ab", step=0.005)
+
+    assert len(c.leaders()) == 1
+
+
+def test_a_node_that_comes_back_to_a_group_that_is_led_asks_nobody() -> None:
+    c = Cluster()
+    c.elect("a")
+    c.crash("c")
+    c.run(0.2, "ab")
+
+    c.restart("c")
+    c.run(1.0)
+
+    assert c.leaders() == ["a"] and c.engine("a").term == 1
+
+
 def test_two_who_ask_at_the_same_moment_after_a_broken_connection_ask_again_soon() -> None:
     c = Cluster()
     c.elect("a")
