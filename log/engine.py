@@ -197,8 +197,6 @@ class SyncObj(_parent.SyncObj):
         self.must_send = False  # and whether it looks for entries to send.
         self._newest_append: tuple[int, Append, int] | None = None  # From which index on, and bytes; of this flush.
         self._deadline = now if lead_at_once else self._next_deadline()
-        if connected and self.is_member:
-            self._ask_soon()
 
         outlet = _Outlet()
         conf = _parent.SyncObjConf(autoTick=False, commandsWaitLeader=False, pollerType="select")
@@ -321,7 +319,12 @@ class SyncObj(_parent.SyncObj):
             self.must_send = True
         elif self.leader is None and self.is_member:
             # This peer may be what a majority lacked.
-            self._ask_soon()
+            self.ask_soon()
+
+    def ask_soon(self) -> None:
+        """Nobody leads that we know of. If there is a leader after all, we hear it before we ask, or the others refuse."""
+        self._hurries = HURRIES_MAX
+        self._hurry()
 
     def learner_began(self, peer: NodeId) -> None:
         """A learner says that its log is empty, or may be: who is no member may forget a group, and be invited again."""
@@ -531,11 +534,6 @@ class SyncObj(_parent.SyncObj):
         if self._hurries:
             self._hurries -= 1
             self._deadline = min(self._deadline, self.now + self.timing.broken_max * self.rng.uniform(1.0, 5.0))
-
-    def _ask_soon(self) -> None:
-        """Nobody leads that we know of. If there is a leader after all, we hear it before we ask, or the others refuse."""
-        self._hurries = HURRIES_MAX
-        self._hurry()
 
     def _next_deadline(self) -> float:
         return self.now + self.rng.uniform(self.timing.election_min, self.timing.election_max)

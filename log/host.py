@@ -91,7 +91,11 @@ class Host:
             return self.replicas[group]
         if self.node not in members or group in (APP_GROUP, *self.hollow, *self.journal.tombstones):
             raise ValueError(f"group {group} of {members} cannot be created on {self.node}")
-        return self._begin(group, Configuration(0, tuple(sorted(members))))
+        replica = self._begin(group, Configuration(0, tuple(sorted(members))))
+        if self.sessions:
+            replica.engine.ask_soon()
+            self.wake_at = min(self.wake_at, replica.engine.wake_at)
+        return replica
 
     def _begin(self, group: GroupId, configuration: Configuration) -> Replica:
         machine = self._open_machine(group)
