@@ -136,7 +136,7 @@ def trimmed_before_durable() -> list[Patch]:
 
 def found_names_trusted() -> list[Patch]:
     """A snapshot that an earlier life left counts as durable, although that life may have ended before it was."""
-    return [(snapshots, "sync_directory", lambda path: None)]
+    return [(snapshots, "sync_path", lambda top, path: None)]
 
 
 def state_believed() -> list[Patch]:
