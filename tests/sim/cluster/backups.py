@@ -246,7 +246,9 @@ class Restoration:
             world.counts[f"restores failed: {type(error).__name__}"] += 1
             process.kill(power=False)
         except Exception as error:
-            world.violate(f"{process.name} cannot be restored: {error!r}")
+            if not (process.full and isinstance(error, OSError)):
+                world.violate(f"{process.name} cannot be restored: {error!r}")
+            process.kill(power=False)
         else:
             world.counts["restores"] += 1
             process.tool = None
