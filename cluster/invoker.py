@@ -60,6 +60,7 @@ logger = logging.getLogger(__name__)
 EAGER_STATE_BYTES: Final = 64 * 1024
 JOURNAL_FRAME_BYTES: Final = 1024 * 1024  # A longer journal is spread over several frames.
 _SWEEP_S: Final = 1.0
+_ASK_AGAIN_S: Final = 0.1
 #: Large values that are being staged for handlers: while there is more, no stream is read.
 STAGING_BYTES_MAX: Final = 64 * 1024 * 1024
 _STAGE_AGAIN_S: Final = 0.02
@@ -166,6 +167,7 @@ class Invoker:
                 )
                 doubtful = [(owner, effect) for owner, effect in doubtful if not owner.ended]
                 self._doubtful = doubtful + self._doubtful
+                await asyncio.sleep(_ASK_AGAIN_S)
                 continue
             for owner, effect in doubtful:
                 if not owner.ended:
