@@ -204,11 +204,11 @@ class Restoration:
 
     def __init__(self, world: World, clients: Clients, judged: tuple[Manifest, Oracle]) -> None:
         self.world = world
-        self.manifest, world_oracle = judged
+        self.manifest, oracle = judged
         names = [f"m{number}" for number in range(1, world.rng.choice([1, 2, 3, 3, 4]) + 1)]
         world.replace_machines(names)
         clients.give_up()
-        world.oracle = world_oracle
+        world.oracle = oracle
         world.handlers.rewind(self._has_step, self._awaits)
         machines = [world.processes[name] for name in names]
         self.identity = identify(config_of(machines[0]), self.manifest)
