@@ -46,7 +46,7 @@ REGRESSIONS: Final = (
         "a node with a full disk was invited to a partition, could not open its state, and broke the link to who invited it",
     ),
     Regression(
-        9,
+        8,
         "restore",
         "a restore was killed, run again and finished, and a power loss took what the first try had left",
         "restored-names-trusted",
