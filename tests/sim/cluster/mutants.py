@@ -339,16 +339,6 @@ def directories_trusted() -> list[Patch]:
     return [(snapshots, "sync_path", lambda top, path: sync_directory(path) if path.is_dir() else None)]
 
 
-def paused_unheard() -> list[Patch]:
-    """An invocation whose deployment a node does not know is paused, although the node may only be behind."""
-
-    def start(self: Any, owner: Any, effect: Any, *, is_fresh: bool = False) -> None:
-        original(self, owner, effect, is_fresh=True)
-
-    original = Invoker.start
-    return [(Invoker, "start", start)]
-
-
 def plan_forgotten_early() -> list[Patch]:
     """How the cluster is founded is removed when it was read, and not when the cluster is formed."""
 
@@ -396,7 +386,6 @@ MUTANTS: Final[dict[str, Callable[[], list[Patch]]]] = {
     "half-a-restore-believed": half_a_restore_believed,
     "restored-names-trusted": restored_names_trusted,
     "directories-trusted": directories_trusted,
-    "paused-unheard": paused_unheard,
     "plan-forgotten-early": plan_forgotten_early,
 }
 
@@ -429,7 +418,6 @@ WHERE: Final = {
     "half-a-restore-believed": "restore",
     "restored-names-trusted": "restore",
     "directories-trusted": "snapshots",
-    "paused-unheard": "restore",
     "plan-forgotten-early": "restore",
 }
 
@@ -444,12 +432,7 @@ SEEDS: Final = {
     "early-messages-lost": 37,
     "watched-once": 11,
     "derived-before-announced": 7,
-    "backed-up-from-the-past": 34,
-    "deployments-backed-up-first": 134,
-    "finished-too-early": 76,
-    "restored-names-trusted": 8,
     "directories-trusted": 35,
-    "paused-unheard": 92,
 }
 
 

@@ -62,6 +62,5 @@ REGRESSIONS: Final = (
         92,
         "restore",
         "a new leader that had not heard of a deployment yet paused the invocations that were pinned to it",
-        "paused-unheard",
     ),
 )

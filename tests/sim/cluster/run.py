@@ -35,8 +35,8 @@ PROFILES: Final = {
         Profile(
             "restore",
             heat=1.0,
-            faulty_s=2.2,
-            thread_stall=0.12,
+            faulty_s=3.0,
+            thread_stall=0.06,
             crashes=0.006,
             snapshot_entries=40,
             log_tail=8,

@@ -27,6 +27,8 @@ from holdfast.snapshots.restore import Staged
 if TYPE_CHECKING:
     from tests.sim.cluster.world import World
 
+#: What dies always comes no further.
+CRASHES_MAX: Final = 0.5
 #: (name, where it is, what it is called there, how much likelier a crash is there: some steps are rare)
 STEPS: Final = (
     ("cut", snapshots, "cut_blocking", 1.0),
@@ -43,13 +45,13 @@ STEPS: Final = (
     ("move", catchup, "move_into_place", 8.0),
     ("swap", PartitionMachine, "swap", 8.0),
     ("rename", Staged, "swap", 1.0),
-    ("fill", Host, "fill", 25.0),
-    ("hold", Copies, "hold", 12.0),
-    ("copy", Copies, "begin", 12.0),
-    ("release", Copies, "release", 15.0),
-    ("send", Copies, "send", 15.0),
-    ("upload", Copies, "_upload", 15.0),
-    ("finish", Backups, "_finish", 30.0),
+    ("fill", Host, "fill", 100.0),
+    ("hold", Copies, "hold", 6.0),
+    ("copy", Copies, "begin", 6.0),
+    ("release", Copies, "release", 8.0),
+    ("send", Copies, "send", 8.0),
+    ("upload", Copies, "_upload", 8.0),
+    ("finish", Backups, "_finish", 40.0),
     ("fetch part", restoring, "fetch_part", 6.0),
     ("plan", restoring, "_write", 8.0),
     ("found", restoring, "write_founding", 10.0),
@@ -74,7 +76,7 @@ def _wrapped(world: World, name: str, original: Callable[..., Any], weight: floa
         if (
             process is not None
             and process.up
-            and world.chance(f"crashed {moment} {name}", world.profile.crashes * weight)
+            and world.chance(f"crashed {moment} {name}", min(world.profile.crashes * weight, CRASHES_MAX))
         ):
             process.crash()
 
