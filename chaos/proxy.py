@@ -67,7 +67,17 @@ class Throttle:
     bytes_per_second: int
 
 
-Mode = Pass | Cut | Blackhole | Delay | Throttle
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Each request is answered with one of these errors of S3, (status, code), and the target sees none of them.
+
+    Open connections are reset when it begins and when it ends: of what is said on them the other side knows nothing.
+    """
+
+    answers: tuple[tuple[int, str], ...]
+
+
+Mode = Pass | Cut | Blackhole | Delay | Throttle | Errors
 
 
 class _End(StrEnum):
@@ -109,7 +119,7 @@ class Proxy:
 
     def __init__(self, listen: Address, target: Address, *, chance: random.Random | None = None) -> None:
         self.target = target
-        self.accepted = 0
+        self.accepted = self.answered = 0
         self.passed_bytes = dict.fromkeys(Direction, 0)
         self._listen = listen
         self._chance = chance or random.Random()
@@ -156,13 +166,13 @@ class Proxy:
 
     def mode(self, mode: Mode) -> None:
         """Change what happens from now on, to open connections too."""
-        self._mode = mode
+        before, self._mode = self._mode, mode
         self._changed.set()
         self._changed = asyncio.Event()
         if self._reservation is None:
             return
         self._listen_unless_cut()
-        if isinstance(mode, Cut):
+        if isinstance(mode, Cut | Errors) or isinstance(before, Errors):
             for task, writers in self._connections.items():
                 for writer in writers:
                     _reset(writer)
@@ -200,6 +210,11 @@ class Proxy:
         self._connections[task] = writers
         try:
             from_client, to_client = await _streams(asyncio.open_connection(sock=client), writers)
+            if isinstance(self._mode, Errors):
+                await _answer(from_client, to_client, *self._chance.choice(self._mode.answers))
+                self.answered += 1
+                to_client.close()
+                return
             await self._until_open(Direction.FORWARD)  # Dialling is the first thing that travels forward.
             dialling = asyncio.open_connection(*self.target)
             from_target, to_target = await asyncio.wait_for(_streams(dialling, writers), DIAL_TIMEOUT_S)
@@ -209,7 +224,7 @@ class Proxy:
             )
             for writer in writers:
                 writer.close()
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass  # The target is not there; the client learns it by the reset below.
         finally:
             for writer in writers:
@@ -293,6 +308,21 @@ async def _streams(
     writer.transport.set_write_buffer_limits(high=0)  # What waits, waits with us, where a mode can still hold it.
     writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return reader, writer
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: int, code: str) -> None:
+    """One request, read to its end so that the answer is, too; then the connection ends."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+    fields = dict(line.partition(": ")[::2] for line in head.split("\r\n")[1:])
+    if "expect" not in fields:  # Who asks whether to go on is told that it need not.
+        await reader.readexactly(int(fields.get("content-length", 0)))
+    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>as ordered</Message></Error>".encode()
+    answer = (
+        f"HTTP/1.1 {status} {code}\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n"
+        "Connection: close\r\n\r\n"
+    ).encode()
+    writer.write(answer + (b"" if head.startswith("head ") else body))
+    await writer.drain()
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

@@ -18,7 +18,7 @@ from typing import Final, cast
 from holdfast.chaos.bent_node import Moment
 from holdfast.chaos.cluster import STORE, NodeCluster
 from holdfast.chaos.nemesis import Cluster, Fault, Target, aim
-from holdfast.chaos.proxy import Blackhole, Cut, Delay, Mode, Pass, Throttle
+from holdfast.chaos.proxy import Blackhole, Cut, Delay, Errors, Mode, Pass, Throttle
 
 AIM_S: Final = 12.0
 LOOK_S: Final = 0.002
@@ -192,11 +192,16 @@ OUTAGES: Final = {
     "delayed": "every answer of S3 takes half a second longer",
     "flapping": "connections to S3 come and go",
     "killed": "SIGKILL the S3 server",
+    "failing": "S3 answers 500 InternalError and 503 SlowDown",
+    "forbidding": "S3 answers 403 AccessDenied",
 }
 
 
 class StoreOutage(Fault):
-    """The store of snapshots cannot be reached, is silent, slow, comes and goes, or dies. No client may notice any of it."""
+    """The store of snapshots cannot be reached, is silent, slow, comes and goes, dies, or answers with errors.
+
+    No client may notice any of it.
+    """
 
     excuses = False
 
@@ -242,4 +247,6 @@ _MODES: Final[dict[str, Mode]] = {
     "silent": Blackhole(),
     "slow": Throttle(16 * 1024),
     "delayed": Delay(500.0),
+    "failing": Errors(((500, "InternalError"), (503, "SlowDown"))),
+    "forbidding": Errors(((403, "AccessDenied"),)),
 }

@@ -16,7 +16,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -60,7 +60,7 @@ class Copy:
 
     partition: Partition
     marks: asyncio.Future[Marks]
-    go: threading.Event = field(default_factory=threading.Event)
+    go: threading.Event
     cutting: asyncio.Task[SnapshotFile] | None = None
     doing: str = WAITING
     done_bytes: int = 0
@@ -151,7 +151,7 @@ class Copies:
             await asyncio.gather(*(partition.group.read_index() for partition in partitions))
             loop = asyncio.get_running_loop()
             for partition in partitions:
-                copy = round_.copies[partition.number] = Copy(partition, loop.create_future())
+                copy = round_.copies[partition.number] = Copy(partition, loop.create_future(), threading.Event())
                 copy.cutting = asyncio.ensure_future(self._cut(token, copy))
             return [[number, *await self._marks(copy)] for number, copy in round_.copies.items()]
         except ProposalError as error:

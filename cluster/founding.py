@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 from holdfast.cluster.config import BadConfig, Config, Endpoint, founders_of, read_endpoint, read_name
 from holdfast.cluster.rpc import Refused, Rpc, Unanswered
 from holdfast.log.errors import WrongDirectory
+from holdfast.snapshots.files import sync_directory
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ def open_founding(config: Config) -> Founding:
             raise BadConfig(f"peers: has no address of {', '.join(absent)}, and a cluster forms with all its founders")
         write_founding(config.data, wanted)
         return wanted
+    sync_directory(config.data)  # Killed before that, who wrote it leaves a name that a power loss takes.
     if (known.cluster, known.node) != (wanted.cluster, wanted.node):
         raise WrongDirectory(
             config.data,
@@ -119,11 +121,7 @@ def _write(data: Path, name: str, value: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.rename(data / name)
-    directory = os.open(data, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(data)
 
 
 def _check_directory(data: Path) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from random import Random
 from typing import Any, Final, NamedTuple
 
@@ -60,6 +60,7 @@ logger = logging.getLogger(__name__)
 EAGER_STATE_BYTES: Final = 64 * 1024
 JOURNAL_FRAME_BYTES: Final = 1024 * 1024  # A longer journal is spread over several frames.
 _SWEEP_S: Final = 1.0
+_ASK_AGAIN_S: Final = 0.1
 #: Large values that are being staged for handlers: while there is more, no stream is read.
 STAGING_BYTES_MAX: Final = 64 * 1024 * 1024
 _STAGE_AGAIN_S: Final = 0.02
@@ -98,6 +99,10 @@ class Invoker:
         self.staging_bytes = 0  # Of values that handlers gave us and that no log has yet.
         self._staging: set[asyncio.Task[None]] = set()
         self.partitions: Collection[Partition] = ()  # That may be led here; the node fills it.
+        #: Returns when every deployment is known here that was registered before the call; the node sets it.
+        self.fresh: Callable[[], Awaitable[None]] = _at_once
+        self._doubtful: list[tuple[Owner, StartAttempt]] = []  # Pinned to deployments that nobody here knows.
+        self._asking: asyncio.Task[None] | None = None
         self.stopping = False
         self._loop = asyncio.get_running_loop()
         self._session: aiohttp.ClientSession | None = None
@@ -118,8 +123,11 @@ class Invoker:
 
     # -- effects -----------------------------------------------------------------------------------------------------
 
-    def start(self, owner: Owner, effect: StartAttempt) -> None:
-        """Send the invocation to its handler, now or when its endpoint has room."""
+    def start(self, owner: Owner, effect: StartAttempt, *, is_fresh: bool = False) -> None:
+        """Send the invocation to its handler, now or when its endpoint has room.
+
+        `is_fresh`: every deployment is known here that an invocation may be pinned to.
+        """
         old = self.attempts.get(effect.id)
         if old is not None:
             if old.epoch >= effect.epoch:
@@ -138,10 +146,33 @@ class Invoker:
                 return
             service, handler, deployment = record.service, record.handler, record.deployment
         target = self.find(service, handler, deployment)
-        if target is None:
+        if target is not None:
+            self.endpoint(target.deployment).enqueue(Ticket(owner, effect.id, effect.epoch, first))
+        elif deployment is None or is_fresh:
             self._refuse(owner, effect.id, effect.epoch, service, handler, deployment)
         else:
-            self.endpoint(target.deployment).enqueue(Ticket(owner, effect.id, effect.epoch, first))
+            self._doubtful.append((owner, effect))
+            if self._asking is None:
+                self._asking = self._loop.create_task(self._ask())
+
+    async def _ask(self) -> None:
+        """Who led before us may have known deployments that we have yet to hear of. All who wait for that ask once."""
+        while self._doubtful:
+            doubtful, self._doubtful = self._doubtful, []
+            try:
+                await self.fresh()
+            except ProposalError as error:
+                logger.warning(
+                    "whether the deployments of %d invocations are gone cannot be read: %s", len(doubtful), error
+                )
+                doubtful = [(owner, effect) for owner, effect in doubtful if not owner.ended]
+                self._doubtful = doubtful + self._doubtful
+                await asyncio.sleep(_ASK_AGAIN_S)
+                continue
+            for owner, effect in doubtful:
+                if not owner.ended:
+                    self.start(owner, effect, is_fresh=True)
+        self._asking = None
 
     def acknowledge(self, effect: Acknowledge) -> None:
         attempt = self.attempts.get(effect.id)
@@ -479,13 +510,17 @@ class Invoker:
             await asyncio.sleep(0.01)
 
     async def close(self) -> None:
-        for task in self._staging:
+        tasks = [*self._staging, *([self._asking] if self._asking is not None else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._staging, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(endpoint.close() for endpoint in self.endpoints.values()), *self._closing)
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+
+async def _at_once() -> None: ...
 
 
 def _seed(ident: bytes) -> int:

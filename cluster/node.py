@@ -222,6 +222,7 @@ class Node:
             self._plan.done()
             self._plan = None
         self.invoker.partitions = self.hosted.values()
+        self.invoker.fresh = self.meta_log.fresh
         for number in sorted({*self.machines} - hollow):
             self._adopt(number)
         self.reader = Reader(self._count, self.hosted, fresh=self.router.fresh, elsewhere=self.router.ask_replica)

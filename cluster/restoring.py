@@ -32,7 +32,7 @@ from holdfast.cluster.snapshots import FIRST_PARTITION_GROUP
 from holdfast.log.errors import WrongDirectory
 from holdfast.snapshots.backups import Manifest, fetch_part, read_meta
 from holdfast.snapshots.errors import Cancelled, SnapshotError
-from holdfast.snapshots.files import make_directory, move_into_place, room_on_disk, sync_directory
+from holdfast.snapshots.files import make_directory, move_into_place, room_on_disk, sync_directory, sync_path
 from holdfast.snapshots.format import SUFFIX, Expected, verify
 from holdfast.snapshots.stores import Store
 from holdfast.snapshots.work import Work
@@ -103,6 +103,8 @@ def restore(
     places = places_of(manifest.partitions, founders, config.replication)
     mine = tuple(number for number, members in enumerate(places) if config.node in members)
     if _is_made(data, founding):
+        with room_on_disk(data):
+            sync_directory(data)  # Killed before that, an earlier try leaves a name that a power loss takes.
         return Restored(founding, mine, already=True)
     with room_on_disk(data):
         make_directory(data)
@@ -126,6 +128,9 @@ def restore(
         _write(directory / _META, meta)
         plan = {"places": places, "replication": config.replication}
         _write(directory / _PLAN, json.dumps(plan).encode())
+        # What an earlier try left is there, but it may have been killed before that was durable.
+        for path in (directory, *(directory / f"{FIRST_PARTITION_GROUP + number:010d}" for number in mine)):
+            sync_path(data, path)
         write_founding(data, founding)  # Last: from here on it is a data directory.
     return Restored(founding, mine, already=False)
 

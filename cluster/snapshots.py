@@ -35,7 +35,7 @@ from holdfast.log.engine import Snapshot
 from holdfast.snapshots.catalog import Catalog
 from holdfast.snapshots.cut import cut_blocking, remove_drafts
 from holdfast.snapshots.errors import Cancelled, NewerVersion, SnapshotError
-from holdfast.snapshots.files import remove_quietly, sync_directory
+from holdfast.snapshots.files import remove_quietly, sync_path
 from holdfast.snapshots.format import SUFFIX, Expected, Meta, SnapshotFile, parse_name, read_header, verify
 from holdfast.snapshots.policy import (
     Kept,
@@ -393,8 +393,8 @@ class Keeper:
 
         def look(work: Work) -> SnapshotFile | None:
             remove_drafts(self.directory)
-            if self.directory.is_dir():
-                sync_directory(self.directory)  # Killed before that, a process leaves names that a power loss takes.
+            # Killed before that, a process leaves names that a power loss takes, of snapshots and of directories.
+            sync_path(self.home.config.data, self.directory)
             restored = self.home.restored(group)
             self._restored = restored if restored is not None and listed(restored) else None
             for path in listed(self.directory):

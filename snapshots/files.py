@@ -45,11 +45,26 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Durably: the parent knows the new directory after a power loss too."""
+    """Durably: the parent knows the new directory after a power loss too.
+
+    One that is there is believed to be durable. What a killed process left may not be: see `sync_path`.
+    """
     if not path.is_dir():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
-        sync_directory(path.parent)
+        try:
+            sync_directory(path.parent)
+        except OSError:
+            with suppress(OSError):
+                path.rmdir()  # Nobody may believe it the next time.
+            raise
+
+
+def sync_path(top: Path, path: Path) -> None:
+    """Directories that an earlier life made, from `top` down to `path` and including both: their names are durable now."""
+    for directory in (*reversed(path.parents), path):
+        if directory.is_relative_to(top) and directory.is_dir():
+            sync_directory(directory)
 
 
 def move_into_place(draft: Path, path: Path) -> None:

@@ -9,7 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from holdfast.chaos.proxy import HELD_BYTES_MAX, Blackhole, Cut, Delay, Direction, Pass, Proxy, Throttle
+from holdfast.chaos.proxy import HELD_BYTES_MAX, Blackhole, Cut, Delay, Direction, Errors, Pass, Proxy, Throttle
+from holdfast.snapshots.errors import Denied, StoreFailed
+from holdfast.snapshots.stores import open_store
 
 PATIENCE_S = 20.0
 SILENCE_S = 0.3
@@ -294,3 +296,53 @@ def test_a_closed_proxy_leaves_nothing_open() -> None:
                 await asyncio.open_connection(*address)
 
     asyncio.run(main())
+
+
+def test_errors_are_answered_to_each_request_and_the_target_sees_none_of_them() -> None:
+    async def test(proxy: Proxy, target: Target) -> None:
+        before = await dial(proxy)
+        await say(before, b"before")
+        proxy.mode(Errors(((503, "SlowDown"),)))
+
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(before[0].read(), PATIENCE_S)
+        answers = []
+        for request in (b"PUT /a HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", b"HEAD /a HTTP/1.1\r\nHost: x\r\n\r\n"):
+            reader, writer = await dial(proxy)
+            writer.write(request)
+            answers.append(await asyncio.wait_for(reader.read(), PATIENCE_S))
+
+        assert all(answer.startswith(b"HTTP/1.1 503 SlowDown\r\n") for answer in answers)
+        assert b"<Code>SlowDown</Code>" in answers[0] and answers[1].endswith(b"\r\n\r\n")
+        assert proxy.answered == 2
+        assert target.received == b"before"
+
+        proxy.mode(Pass())
+
+        assert await say(await dial(proxy), b"after") == b"after"
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind"),
+    [(((500, "InternalError"), (503, "SlowDown")), StoreFailed), (((403, "AccessDenied"),), Denied)],
+)
+def test_a_node_takes_these_errors_for_those_of_a_store(
+    answers: tuple[tuple[int, str], ...], kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+
+    async def test(proxy: Proxy, target: Target) -> None:
+        proxy.mode(Errors(answers))
+        host, port = proxy.address
+        store = open_store(f"s3://bucket/prefix?endpoint_url=http://{host}:{port}&region=us-east-1&attempts=1")
+
+        with pytest.raises(kind):
+            await asyncio.to_thread(store.put_bytes, b"data", "name")
+        with pytest.raises(kind):
+            await asyncio.to_thread(store.read, "name")
+        assert proxy.answered >= 2 and not target.received
+
+    run(test)

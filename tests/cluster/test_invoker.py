@@ -15,7 +15,8 @@ from holdfast.cluster import leader as cluster_leader
 from holdfast.cluster import node as cluster_node
 from holdfast.cluster.invoker import Limits
 from holdfast.cluster.partition import Waiter
-from holdfast.log.errors import Overloaded
+from holdfast.cluster.registry import Target
+from holdfast.log.errors import NotLeader, Overloaded
 from holdfast.sdk.protocol import (
     Completion,
     Credit,
@@ -543,6 +544,41 @@ def test_an_invocation_whose_deployment_was_removed_waits_for_an_operator(tmp_pa
             await it.node.router.submit(ident, Resume(ident, newest))
 
             assert await it.completed(ident) == [0, b"moved"]
+
+    asyncio.run(run())
+
+
+def test_an_invocation_whose_deployment_a_node_has_yet_to_hear_of_waits_until_it_has(tmp_path: Path) -> None:
+    """The meta group is read before anything is paused: at first in vain, because nobody leads it."""
+
+    async def sleeper(handled: Handled) -> None:
+        if handled.length == 1:
+            handled.wait_for(handled.step(Op.SLEEP, "0/sleep/1", [50]))
+        else:
+            handled.output(b"woke")
+
+    async def run() -> None:
+        async with world(tmp_path) as it:
+            await it.register({"greeter/go": sleeper})
+            asked = 0
+            target = it.node.registry.target
+
+            async def fresh() -> None:
+                nonlocal asked
+                asked += 1
+                if asked == 1:
+                    raise NotLeader(None)
+
+            def heard(deployment: str, service: str, handler: str) -> Target | None:
+                return target(deployment, service, handler) if asked > 1 else None
+
+            it.node.registry.target = heard  # type: ignore[method-assign]
+            it.node.invoker.fresh = fresh
+
+            ident = await it.send("greeter/go")
+
+            assert await it.completed(ident) == [0, b"woke"]
+            assert asked == 2
 
     asyncio.run(run())
 

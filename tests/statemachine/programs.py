@@ -215,7 +215,7 @@ class Generator:
         return self.workflows[-1]
 
 
-def generate(random: Random) -> tuple[list[Root], Model]:
+def generate(random: Random, more: int = 0) -> tuple[list[Root], Model]:
     model = Model()
     generator = Generator(random, model)
-    return [generator.root(number) for number in range(random.randrange(3, 8))], model
+    return [generator.root(number) for number in range(random.randrange(3, 8) + more)], model

@@ -70,6 +70,8 @@ class Asking:
 
     def begin(self) -> None:
         world = self.world
+        if self.done:
+            return  # It was given up before it began.
         self._try += 1
         self._task = None
         serving = world.serving()
@@ -126,7 +128,7 @@ class Asking:
 class Clients:
     def __init__(self, world: World) -> None:
         self.world = world
-        self.roots, self.model = generate(world.rng)
+        self.roots, self.model = generate(world.rng, world.profile.programs)
         self.outcomes = {root.number: self.model.outcome_of(root) for root in self.roots}
         self.idents = {root.number: self._ident(root) for root in self.roots}
         self.asking: list[Asking] = []
@@ -165,17 +167,38 @@ class Clients:
     def begin(self) -> None:
         world = self.world
         self.began_at = world.now
+        self.submit(world.profile.faulty_s)
+        for number in range(world.rng.randrange(3)):
+            self.register(f"http://other:{9001 + number}", delay=world.rng.uniform(0, world.profile.faulty_s))
+
+    def submit(self, seconds: float) -> None:
+        """All there is to do, within a time."""
+        world = self.world
         for root in self.roots:
-            begins = root.start_ms / 1000 + world.rng.uniform(0, 0.7) * world.profile.faulty_s
+            begins = root.start_ms / 1000 + world.rng.uniform(0, 0.7) * seconds
             for _ in range(1 + (world.rng.random() < 0.3)):  # Somebody clicks twice.
                 self.start(root, begins + world.rng.uniform(0, 0.05))
             if root.ending:
                 self.end(root, begins + root.ending_ms / 1000)
         for key, value in self.model.promises.items():
             path = f"/holdfast/workflow/flows/{key}/promises/p/resolve"
-            self.post(path, str(value).encode(), delay=world.rng.uniform(0, 0.8) * world.profile.faulty_s)
-        for number in range(world.rng.randrange(3)):
-            self.register(f"http://other:{9001 + number}", delay=world.rng.uniform(0, world.profile.faulty_s))
+            self.post(path, str(value).encode(), delay=world.rng.uniform(0, 0.8) * seconds)
+
+    def give_up(self) -> None:
+        """The cluster is lost. Nobody waits for it any more, and what was asked of it may be half done, done or neither."""
+        for asking in self.asking:
+            self.world.counts["requests lost with the cluster"] += not asking.done
+            asking.done = True
+        self._paused_since.clear()
+        self._deciding.clear()
+
+    def begin_again(self, seconds: float) -> None:
+        """There is a cluster again, which knows nothing of what came after its backup. Who can't know what that was does
+        all of it again, under the same idempotency keys: what is in the backup is not done twice, the rest is done."""
+        uris, self.registered = sorted(self.registered), set()
+        for uri in uris:
+            self.register(uri, delay=self.world.rng.uniform(0, seconds))
+        self.submit(seconds)
 
     @staticmethod
     def _place(root: Root) -> tuple[str, str | None]:

@@ -36,6 +36,7 @@ SHM: Final = Path("/dev/shm")
 DATA: Final = "data.mdb"
 #: How likely a process dies at these calls, compared with the steps of a snapshot: some are frequent.
 CRASHES: Final = {"fsync": 0.1, "rename": 0.2, "renamed": 0.6, "unlink": 0.3}
+CRASHES_OF_TOOLS: Final = 15.0  # What runs only once makes few of these calls.
 
 
 class Crashed(BaseException):
@@ -170,6 +171,10 @@ class Files:
         for path, file in self._durable.items():
             if path.parent != directory or path.suffix != SUFFIX or file is None or not path.exists():
                 continue
+            if any(
+                above not in self._durable for above in path.parents if above.is_relative_to(self.root / "snapshots")
+            ):
+                continue  # A power loss takes the directory that it is in.
             if path.read_bytes() == file.synced:
                 with suppress(SnapshotError):
                     found = max(found, verify(path).header.meta.index)
@@ -289,5 +294,6 @@ class Disks:
             if process.crashing:
                 raise OSError(errno.EIO, "the process is gone")
             return  # It is the simulator who does it.
-        if self.world.chance(f"crashed at {what}", self.world.profile.crashes * CRASHES[what]):
+        chance = self.world.profile.crashes * CRASHES[what] * (1.0 if process.tool is None else CRASHES_OF_TOOLS)
+        if self.world.chance(f"crashed at {what}", chance):
             process.crash()

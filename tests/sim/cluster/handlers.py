@@ -59,7 +59,8 @@ from tests.statemachine.programs import Body
 if TYPE_CHECKING:
     from tests.sim.cluster.world import Process, World
 
-URI: Final = "http://handlers:9080"
+HANDLERS: Final = "http://handlers:"
+URI: Final = f"{HANDLERS}9080"  # Later versions of the same code have other ports.
 HOSTS: Final = 2
 CREDIT: Final = 5000
 OPTIONS: Final = {
@@ -75,6 +76,7 @@ class Player(Attempt):
 
     heard_at: float
     stream: Stream
+    era: int
 
     def call(self, key: str, op: int, service: str, child_key: str | None, mode: int, body: Body) -> Request:
         request = super().call(key, op, service, child_key, mode, body)
@@ -242,7 +244,7 @@ class Handlers:
         self.hosts = [Host(number) for number in range(HOSTS)]
         self.carried_out: Counter[tuple[bytes, str]] = Counter()
         self.once: Counter[tuple[bytes, str]] = Counter()
-        self.promised: set[tuple[bytes, int]] = set()
+        self.promised: dict[tuple[bytes, int], int] = {}  # The values that awakeables will be given.
         self.resolve: Callable[[str, int], None] = lambda *_: None  # The client who resolves an awakeable.
 
     @property
@@ -255,7 +257,7 @@ class Handlers:
 
     def manifest(self, uri: str) -> bytes:
         services = [{**service, "options": OPTIONS} for service in SERVICES]
-        if uri != URI:  # Another deployment, of something that nobody calls.
+        if not uri.startswith(HANDLERS):  # Another deployment, of something that nobody calls.
             services = [{**SERVICES[0], "name": f"other-{uri.rsplit(':', 1)[1]}"}]
         manifest = {"protocol": {"min": 1, "max": 1}, "sdk": "sim", "modes": ["stream"], "services": services}
         return json.dumps(manifest).encode()
@@ -282,6 +284,7 @@ class Handlers:
         attempt = Player(self, record, start.epoch, start.journal, cancelled=start.cancelled, partitions=partitions)
         attempt.heard_at = 0.0
         attempt.stream = stream
+        attempt.era = self.world.era
         stream.attempts[start.invocation] = attempt
         self.world.counts["attempts"] += 1
         self.tell(attempt, lambda attempt: attempt.begin())
@@ -297,7 +300,7 @@ class Handlers:
 
     def _reach(self, attempt: Player, what: Callable[[Player], None]) -> None:
         world = self.world
-        if attempt.is_over:
+        if attempt.is_over or attempt.era != world.era:
             return
         if self.chance("handlers hung", 0.002):
             attempt.is_over = True  # It says nothing any more, and its stream lives.
@@ -339,9 +342,29 @@ class Handlers:
 
     def promise_awakeable(self, ident: bytes, index: int, value: int) -> None:
         if (ident, index) not in self.promised:
-            self.promised.add((ident, index))
-            text = format_awakeable(ident, index)
-            self.world.after(self.world.rng.uniform(0.0, 0.5), lambda: self.resolve(text, value))
+            self.promised[ident, index] = value
+            self.resolve_later(ident, index)
+
+    def resolve_later(self, ident: bytes, index: int) -> None:
+        """Unless the cluster is lost by then: in the one that is made from its backup, the step may be another."""
+        text, value, era = format_awakeable(ident, index), self.promised[ident, index], self.world.era
+
+        def resolve() -> None:
+            if self.world.era == era:
+                self.resolve(text, value)
+
+        self.world.after(self.world.rng.uniform(0.0, 0.5), resolve)
+
+    def rewind(self, has_step: Callable[[bytes, str], bool], awaits: Callable[[bytes, int], bool]) -> None:
+        """The cluster is another one, which knows only some of what was done. What it does not know may be done again."""
+        for host in self.hosts:
+            self.kill(host)
+        for done in (self.carried_out, self.once):
+            for known in [known for known in done if not has_step(*known)]:
+                del done[known]
+        self.promised = {known: value for known, value in self.promised.items() if awaits(*known)}
+        for ident, index in self.promised:
+            self.resolve_later(ident, index)
 
 
 class Session:

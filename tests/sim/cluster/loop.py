@@ -3,19 +3,25 @@
 There is no selector and there are no threads: what a thread would do happens at one moment, a while later. Callbacks run
 in the order in which they were asked for, timers by (time, sequence), and a turn of the loop is an event of the world. A
 process that is killed never runs again: its loop just stops.
+
+Only what a backup copies waits in the middle of its work, with a transaction open. So in worlds with backups, what a thread
+does is a `Fiber`: a thread after all, but one that runs only while the simulator waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from asyncio import events
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from tests.sim.cluster.files import Crashed
+
 if TYPE_CHECKING:
-    from tests.sim.cluster.world import Process
+    from tests.sim.cluster.world import Process, World
 
 #: From one turn of a busy loop to the next, so that the world goes on meanwhile.
 TURN_S: Final = 0.00002
@@ -32,6 +38,122 @@ class SimThread:
         loop = events.get_running_loop()
         assert isinstance(loop, SimLoop)
         loop.process.begin_work(self._target)
+
+
+class Fiber:
+    """What a thread does, in pieces: it runs from `resume` until it waits (`pause`) or ends; nothing else runs meanwhile."""
+
+    def __init__(self, process: Process, work: Callable[[], None]) -> None:
+        assert process.loop is not None
+        self.process = process
+        self._life = process.loop
+        self._work = work
+        self._thread = threading.Thread(target=self._run, name="holdfast-sim", daemon=True)
+        self._mine, self._theirs = threading.Semaphore(0), threading.Semaphore(0)  # Whose turn it is.
+        self._pauses = 0
+        self._over = self._doomed = False
+        self._error: BaseException | None = None
+        process.fibers.append(self)
+
+    def resume(self) -> None:
+        """Raises what it ended with."""
+        world = self.process.world
+        before = world.running, world.fiber
+        world.running, world.fiber = self.process, self
+        if self._thread.ident is None:
+            self._thread.start()
+        else:
+            self._mine.release()
+        self._theirs.acquire()
+        world.running, world.fiber = before
+        if self._over:
+            self._thread.join()
+            if self in self.process.fibers:
+                self.process.fibers.remove(self)
+            if self._error is not None:
+                raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._error = error
+        self._over = True
+        self._theirs.release()
+
+    def pause(self, seconds: float) -> None:
+        """Called by what runs in it. Whoever is dead meanwhile does not go on."""
+        world = self.process.world
+        number = self._pauses = self._pauses + 1
+        world.after(seconds, lambda: self.wake(number))
+        self._theirs.release()
+        self._mine.acquire()
+        if self._doomed:
+            raise Crashed
+
+    def wake(self, number: int | None = None) -> None:
+        world = self.process.world
+        number = self._pauses if number is None else number
+        if self._over or number != self._pauses or not self._life.alive:
+            return
+        if self.process.paused_until > world.now:
+            world.at(self.process.paused_until, lambda: self.wake(number))
+            return
+        with suppress(Crashed):
+            self.resume()
+
+    def end(self) -> None:
+        """Its process is dead."""
+        self._doomed = True
+        if not self._over:
+            with suppress(Crashed):
+                self.resume()
+
+
+class SimEvent:
+    """What the code under test takes for a `threading.Event`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._is_set = False
+        self._waiting: list[Fiber] = []
+
+    def set(self) -> None:
+        self._is_set = True
+        waiting, self._waiting = self._waiting, []
+        for fiber in waiting:
+            self._world.after(0.0, fiber.wake)
+
+    def wait(self, seconds: float) -> bool:
+        if not self._is_set:
+            fiber = self._world.fiber
+            assert fiber is not None, "only a thread may wait"
+            self._waiting.append(fiber)
+            fiber.pause(seconds)
+        return self._is_set
+
+
+class SimCondition:
+    """And for a `threading.Condition`: the loop waits until its threads have let go of something."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def notify_all(self) -> None: ...
+
+    def wait_for(self, predicate: Callable[[], bool]) -> None:
+        process = self._world.running
+        while not predicate():
+            assert process is not None and process.fibers, "somebody holds it"
+            for fiber in list(process.fibers):
+                with suppress(Crashed):
+                    fiber.resume()
+            if not process.up:
+                raise Crashed
 
 
 class SimLoop(asyncio.AbstractEventLoop):
@@ -151,6 +273,9 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def lend(self, work: Callable[[], None]) -> None:
         """Do what a thread of this process does."""
+        if self.world.profile.backups:
+            Fiber(self.process, work).resume()
+            return
         self.world.running = self.process
         try:
             work()

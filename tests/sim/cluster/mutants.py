@@ -14,22 +14,43 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
-from holdfast.cluster import catchup, snapshots, state
+from holdfast.cluster import backup, catchup, copies, node, restoring, snapshots, state
+from holdfast.cluster.backup import Backups
 from holdfast.cluster.clock import Clock
+from holdfast.cluster.copies import Copies
+from holdfast.cluster.founding import Founding, write_founding
 from holdfast.cluster.invoker import Invoker
 from holdfast.cluster.leader import Leadership, Outbox
 from holdfast.cluster.node import FIRST_PARTITION_GROUP, Node
 from holdfast.cluster.router import Router
 from holdfast.cluster.watches import SLICE, Watches
 from holdfast.log.host import Host
+from holdfast.log.replica import Replica
 from holdfast.sdk.protocol import partition_of
 from holdfast.snapshots import cut, restore, transfer
+from holdfast.snapshots.backups import digest_of, part_name
+from holdfast.snapshots.files import sync_directory
 from holdfast.snapshots.format import ANY, BLOCK_BYTES, SnapshotFile, read_header
+from holdfast.snapshots.stores import Stat
+from holdfast.snapshots.work import Work
 from holdfast.statemachine import attempts, blobs, machine, queries
 from holdfast.statemachine.commands import Announce, Deliver, Invoke, TrimOutbox, decode_command
 from holdfast.statemachine.effects import OK
+from holdfast.statemachine.meta import encode_state
+from tests.sim.cluster import backups as simulated_backups
 
 Patch = tuple[Any, str, Any]
+
+
+class Instead:
+    """Another thing, but for some of its attributes."""
+
+    def __init__(self, other: Any, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+        self._other = other
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._other, name)
 
 
 def stale_attempts_heard() -> list[Patch]:
@@ -136,7 +157,7 @@ def trimmed_before_durable() -> list[Patch]:
 
 def found_names_trusted() -> list[Patch]:
     """A snapshot that an earlier life left counts as durable, although that life may have ended before it was."""
-    return [(snapshots, "sync_directory", lambda path: None)]
+    return [(snapshots, "sync_path", lambda top, path: None)]
 
 
 def state_believed() -> list[Patch]:
@@ -216,6 +237,122 @@ def values_go_while_referred_to() -> list[Patch]:
     return [(blobs, "acquire", acquire), (blobs, "release", release), (blobs, "KEPT_MS", 1000)]
 
 
+def backed_up_one_by_one() -> list[Patch]:
+    """Partitions are copied at moments of their own, and nobody looks whether the copies fit together."""
+
+    async def hold(self: Any, token: str, by_node: Any) -> None: ...
+
+    return [(Backups, "_hold", hold), (backup, "why_not_together", lambda marks: None)]
+
+
+def deployments_backed_up_first() -> list[Patch]:
+    """What a backup has of the meta group is from before its partitions."""
+
+    async def round_(self: Any, job: Any, token: str, by_node: Any) -> Any:
+        await self._meta_fresh()
+        meta = encode_state(self._meta())
+        marks = await self._begin(job, token, by_node)
+        why = self.why_not_together(marks)
+        if why is not None:
+            raise backup.TryAgain(why)
+        await self._all(by_node, "backup-send", lambda _: [token, job.url, f"{job.id}/"])
+        return await self._sent(job, token, by_node), meta
+
+    return [(Backups, "_round", round_)]
+
+
+def backed_up_from_the_past() -> list[Patch]:
+    """Who leads copies what it has, and does not ask whether that is all that was acknowledged."""
+
+    async def at_once() -> int:
+        return 0
+
+    def led(self: Any, numbers: Any) -> Any:
+        return [Instead(it, group=Instead(it.group, read_index=at_once)) for it in original(self, numbers)]
+
+    original = Copies._led
+    return [(Copies, "_led", led)]
+
+
+def finished_too_early() -> list[Patch]:
+    """The manifest is written when the parts are named, and not when they are in the store."""
+
+    async def send(self: Any, round_: Any, url: str, prefix: str) -> None:
+        for copy in round_.copies.values():
+            copy.go.set()
+            file = await copy.cutting
+            meta = file.header.meta
+            copy.stored = {
+                "object": part_name(copy.partition.number, file.name), "bytes": file.header.file_bytes,
+                "sha256": digest_of(file.path, Work()), "partition": copy.partition.number, "index": meta.index,
+                "term": meta.term, "node": meta.node,
+            }  # fmt: skip
+            copy.doing = copies.DONE
+        await sent(self, round_, url, prefix)
+
+    def finish(self: Any, id_: str, store: Any, parts: Any, meta: bytes) -> Any:
+        sizes = {f"{id_}/{part.object}": part.bytes for part in parts}
+        return finished(self, id_, Instead(store, stat=lambda name: Stat(name, sizes[name], 0)), parts, meta)
+
+    sent, finished = Copies._send, Backups._finish
+    return [(Copies, "_send", send), (Backups, "_finish", finish)]
+
+
+def restored_logs_begin_at_nothing() -> list[Patch]:
+    """The log of a restored partition begins with its first entry, and not behind the restored state."""
+
+    def match_machine(self: Any) -> None:
+        if self.log.last_index == 0:
+            self.applied = self.machine.applied[0]
+        else:
+            original(self)
+
+    original = Replica._match_machine
+    return [(Replica, "_match_machine", match_machine)]
+
+
+def half_a_restore_believed() -> list[Patch]:
+    """A directory is one of the cluster before everything is in it."""
+
+    def restored(config: Any, store: Any, manifest: Any, **options: Any) -> Any:
+        places = restoring.places_of(manifest.partitions, config.founders, config.replication)
+        mine = tuple(number for number, members in enumerate(places) if config.node in members)
+        identity = restoring.identify(config, manifest)
+        founding = Founding(config.cluster, config.node, config.founders, manifest.partitions, identity)
+        if restoring._is_made(config.data, founding):
+            return restoring.Restored(founding, mine, already=True)
+        write_founding(config.data, founding)
+        with patch.object(restoring, "_is_made", lambda data, founding: False):
+            return original(config, store, manifest, **options)
+
+    original = restoring.restore
+    return [(simulated_backups, "restore", restored)]
+
+
+def restored_names_trusted() -> list[Patch]:
+    """What an interrupted restore left counts as durable, although it may have ended before it was."""
+    return [(restoring, "sync_directory", lambda path: None), (restoring, "sync_path", lambda top, path: None)]
+
+
+def directories_trusted() -> list[Patch]:
+    """Directories that an earlier life made count as durable, although that life may have ended before they were."""
+    return [(snapshots, "sync_path", lambda top, path: sync_directory(path) if path.is_dir() else None)]
+
+
+def plan_forgotten_early() -> list[Patch]:
+    """How the cluster is founded is removed when it was read, and not when the cluster is formed."""
+
+    def read_plan(data: Path, founding: Any) -> Any:
+        plan = original(data, founding)
+        if plan is not None:
+            plan.check()
+            plan.done()
+        return plan
+
+    original = restoring.read_plan
+    return [(node, "read_plan", read_plan)]
+
+
 def refused_without_need() -> list[Patch]:
     """Who loses a leader for a moment refuses its clients, although there is a majority."""
     return [(Router.submit, "__kwdefaults__", {"wait_s": 0.0})]
@@ -241,6 +378,15 @@ MUTANTS: Final[dict[str, Callable[[], list[Patch]]]] = {
     "large-values-overtaken": large_values_overtaken,
     "values-go-while-referred-to": values_go_while_referred_to,
     "refused-without-need": refused_without_need,
+    "backed-up-one-by-one": backed_up_one_by_one,
+    "deployments-backed-up-first": deployments_backed_up_first,
+    "backed-up-from-the-past": backed_up_from_the_past,
+    "finished-too-early": finished_too_early,
+    "restored-logs-begin-at-nothing": restored_logs_begin_at_nothing,
+    "half-a-restore-believed": half_a_restore_believed,
+    "restored-names-trusted": restored_names_trusted,
+    "directories-trusted": directories_trusted,
+    "plan-forgotten-early": plan_forgotten_early,
 }
 
 #: In which kind of world each of them shows.
@@ -264,6 +410,15 @@ WHERE: Final = {
     "large-values-overtaken": "large",
     "values-go-while-referred-to": "large",
     "refused-without-need": "stormy",
+    "backed-up-one-by-one": "restore",
+    "deployments-backed-up-first": "restore",
+    "backed-up-from-the-past": "restore",
+    "finished-too-early": "restore",
+    "restored-logs-begin-at-nothing": "restore",
+    "half-a-restore-believed": "restore",
+    "restored-names-trusted": "restore",
+    "directories-trusted": "snapshots",
+    "plan-forgotten-early": "restore",
 }
 
 #: The seed that found it when it was last looked for, where that is not one of the first. Looked at before all others.
@@ -277,6 +432,7 @@ SEEDS: Final = {
     "early-messages-lost": 37,
     "watched-once": 11,
     "derived-before-announced": 7,
+    "directories-trusted": 35,
 }
 
 

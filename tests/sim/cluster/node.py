@@ -125,30 +125,34 @@ class SimInvoker(Invoker):
         return self.process.world.handlers.session(self.process)
 
 
+def config_of(process: Process) -> Config:
+    world = process.world
+    # Founders were set up before anybody thought of the rest; whoever joins is told of all.
+    told = world.founders if process.name in world.founders else world.names
+    others = {name: Endpoint("sim", 1) for name in told if name != process.name}
+    profile = world.profile
+    return Config(
+        node=process.name,
+        cluster="sim",
+        data=process.files.root,
+        partitions=profile.partitions,
+        peers=others,
+        founders=tuple(world.founders),
+        replication=profile.replication,
+        secret=b"0123456789abcdef",
+        snapshots=world.store.url if profile.store else "",
+        snapshot_entries=profile.snapshot_entries,
+        snapshot_interval=0.0,
+        snapshot_rate_bytes=1 << 40,
+        log_tail=profile.log_tail,
+    )
+
+
 class SimNode(Node):
     log_class = SimLogNode
 
     def __init__(self, process: Process) -> None:
         world = process.world
-        # Founders were set up before anybody thought of the rest; whoever joins is told of all.
-        told = world.founders if process.name in world.founders else world.names
-        others = {name: Endpoint("sim", 1) for name in told if name != process.name}
-        profile = world.profile
-        config = Config(
-            node=process.name,
-            cluster="sim",
-            data=process.files.root,
-            partitions=profile.partitions,
-            peers=others,
-            founders=tuple(world.founders),
-            replication=profile.replication,
-            secret=b"0123456789abcdef",
-            snapshots=world.store.url if profile.store else "",
-            snapshot_entries=profile.snapshot_entries,
-            snapshot_interval=0.0,
-            snapshot_rate_bytes=1 << 40,
-            log_tail=profile.log_tail,
-        )
         loop = process.loop
         assert loop is not None
 
@@ -157,7 +161,7 @@ class SimNode(Node):
                 world.violate(f"{process.name} ends: {type(error).__name__}: {error}")
 
         super().__init__(
-            config,
+            config_of(process),
             clock=Clock(steady=lambda: process.now() * 1000, wall=process.wall_ms),
             timing=Timing(connect_s=1.0, backoff_s=0.01, backoff_max_s=0.5, heartbeat_s=2.0, sweep_s=0.5),
             log_timing=world.timing,
@@ -188,6 +192,8 @@ class SimNode(Node):
         assert isinstance(state, SimState)
         state.files = self.process.files
         self.process.states[number] = state
+        if self.founding.restored:
+            self.process.world.oracle.begins_with(self.process, number, state)
         return WatchedMachine(self.process, number, state, partitions=self._count)
 
     def _close_partition(self, number: int) -> None:

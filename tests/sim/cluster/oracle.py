@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.log.replica import Committed
-from holdfast.sdk.protocol import Op, partition_of, unpack_step
+from holdfast.sdk.protocol import Op, Step, partition_of, unpack_step
 from holdfast.statemachine import queries, tables
 from holdfast.statemachine.blobs import MISSING
 from holdfast.statemachine.commands import (
@@ -62,13 +62,30 @@ class Reference:
         self.txn = Memory()
         self.core = State(number, partitions)
         self.index = 0
-        self.seen: list[int] = [0]  # A checksum of each entry.
+        self.seen: list[int] = [0]  # A checksum of each entry,
+        self.entries: list[Sequence[bytes]] = [()]  # and what it says.
         self.term = 0
         self.sleeps: dict[tuple[bytes, int], int] = {}  # when they are due
 
     def sent(self, target: int) -> int:
         raw = self.txn.get(tables.SENT + tables.partition_bytes(target))
         return 0 if raw is None else int(unpack(raw))
+
+    def taken(self, source: int) -> int:
+        raw = self.txn.get(tables.TAKEN + tables.partition_bytes(source))
+        return 0 if raw is None else int(unpack(raw))
+
+    def kept(self, target: int) -> int:
+        """The oldest message to another partition that is still here; without any, the one that comes next."""
+        first, messages = queries.outbox(self.txn, target, 0, 1)
+        return first if messages else self.sent(target) + 1
+
+    def step(self, ident: bytes, index: int) -> Step | None:
+        raw = queries.journal(self.txn, ident, index, 1)
+        return unpack_step(raw[0]) if raw else None
+
+    def step_keys(self, ident: bytes) -> set[str]:
+        return {unpack_step(raw).key for raw in queries.journal(self.txn, ident, 0, 10_000)}
 
     def active(self) -> list[Invocation]:
         rows = self.txn.scan(tables.ACTIVE, tables.after(tables.ACTIVE))
@@ -100,6 +117,7 @@ class Oracle:
             elif entry.index == reference.index + 1:
                 reference.index = entry.index
                 reference.seen.append(mark)
+                reference.entries.append(entry.commands)
                 for raw in entry.commands:
                     self._apply(reference, decode_batch(raw))
             else:
@@ -113,6 +131,7 @@ class Oracle:
             result = apply(core, batch.now_ms, command)
             core.flush()
             self._look(reference, command, result, record)
+            self._remember(reference, command, result)
             for effect in core.take_effects():
                 if isinstance(effect, Reply):
                     self._completed(effect)
@@ -120,12 +139,10 @@ class Oracle:
     def _look(self, reference: Reference, command: Command, result: Result, record: Invocation | None) -> None:
         self.world.counts["commands"] += 1
         match command:
-            case Announce():
-                if command.term <= reference.term:
-                    self.violate(f"two leaders announced term {command.term} of partition {reference.number}")
-                reference.term = command.term
-            case Invoke() if result.code == 0:
-                self._began(command.id)
+            case Announce() if command.term <= reference.term:
+                self.violate(f"two leaders announced term {command.term} of partition {reference.number}")
+            case Invoke() if result.code == 0 and command.id in self.invoked:
+                self.violate(f"{command.id.hex()} began twice")
             case Deliver():
                 self._delivered(reference, command, result)
             case PutBlob() if result.code == 0:
@@ -139,14 +156,16 @@ class Oracle:
                 epoch = getattr(command, "epoch", 0)
                 if record is None or record.epoch != epoch or record.status != Status.RUNNING:
                     self.violate(f"{type(command).__name__} of attempt {epoch} was taken, but it is over: {record}")
-                if type(command) is RecordStep and command.op == Op.SLEEP:
-                    due_ms = queries.meta(reference.txn).now_ms + command.argument[0]
-                    reference.sleeps[command.id, command.step] = due_ms
 
-    def _began(self, ident: bytes) -> None:
-        if ident in self.invoked:
-            self.violate(f"{ident.hex()} began twice")
-        self.invoked.add(ident)
+    def _remember(self, reference: Reference, command: Command, result: Result) -> None:
+        match command:
+            case Announce():
+                reference.term = command.term
+            case Invoke() if result.code == 0:
+                self.invoked.add(command.id)
+            case RecordStep() if result.code == 0 and command.op == Op.SLEEP:
+                due_ms = queries.meta(reference.txn).now_ms + command.argument[0]
+                reference.sleeps[command.id, command.step] = due_ms
 
     def _completed(self, effect: Reply) -> None:
         if effect.id in self.completed:
@@ -202,6 +221,49 @@ class Oracle:
         self.world.counts["hollow groups"] += 1
         if group not in process.wiped:
             self.violate(f"{process.name} has nothing to begin group {group} with, and nobody removed anything")
+
+    # -- backups ---------------------------------------------------------------------------------------------------------
+
+    def rewind(self, indexes: Sequence[int]) -> Oracle:
+        """What is to be expected of a cluster that goes on from these entries of the partitions' logs."""
+        made = Oracle(self.world)
+        for reference, old, index in zip(made.references, self.references, indexes, strict=True):
+            reference.index, reference.seen = index, old.seen[: index + 1]
+            reference.entries = old.entries[: index + 1]
+            for raw in (raw for commands in reference.entries for raw in commands):
+                batch = decode_batch(raw)
+                for command in batch.commands:
+                    reference.core.begin(reference.txn)
+                    result = apply(reference.core, batch.now_ms, command)
+                    reference.core.flush()
+                    made._remember(reference, command, result)
+                    for effect in reference.core.take_effects():
+                        if isinstance(effect, Reply):
+                            outcome = queries.whole_outcome(reference.txn, effect.outcome)
+                            made.completed[effect.id] = outcome or []
+            for source in range(self.partitions):
+                made.taken[source, reference.number] = reference.taken(source)
+        made.told = self.told  # Who was told something is told the same when it asks again.
+        return made
+
+    def why_not_together(self) -> str | None:
+        """Whether a message between the partitions is lost or of nobody."""
+        for source in self.references:
+            for target in self.references:
+                kept, taken, sent = source.kept(target.number), target.taken(source.number), source.sent(target.number)
+                if not kept - 1 <= taken <= sent:
+                    pair = f"{source.number} has messages {kept} to {sent} for {target.number}"
+                    return f"partition {pair}, which took {taken}"
+        return None
+
+    def begins_with(self, process: Process, number: int, state: Any) -> None:
+        """A replica opens its state in a cluster that was made from a backup."""
+        reference = self.references[number]
+        if state.applied[0] == reference.index and any(reference.entries):  # Something was applied, and left its rows.
+            self.world.counts["states compared with the backup's"] += 1
+            with state.read() as held:
+                if queries.digest(held) != queries.digest(reference.txn):
+                    self.violate(f"{process.name} begins partition {number} with another state than the backup's")
 
     # -- the world outside ---------------------------------------------------------------------------------------------
 

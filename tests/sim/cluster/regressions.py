@@ -45,4 +45,22 @@ REGRESSIONS: Final = (
         "members",
         "a node with a full disk was invited to a partition, could not open its state, and broke the link to who invited it",
     ),
+    Regression(
+        8,
+        "restore",
+        "a restore was killed, run again and finished, and a power loss took what the first try had left",
+        "restored-names-trusted",
+    ),
+    Regression(
+        35,
+        "snapshots",
+        "a node was killed when it had made the directory of its snapshots; later the log was trimmed, and a power loss took "
+        "the directory",
+        "directories-trusted",
+    ),
+    Regression(
+        92,
+        "restore",
+        "a new leader that had not heard of a deployment yet paused the invocations that were pinned to it",
+    ),
 )

@@ -10,6 +10,7 @@ from holdfast.cluster.errors import Circumstance
 from holdfast.cluster.node import FIRST_PARTITION_GROUP
 from holdfast.log.messages import GroupId
 from holdfast.statemachine.members import ACTIVE
+from tests.sim.cluster.backups import Backups, Restoration
 from tests.sim.cluster.clients import Clients
 from tests.sim.cluster.node import SimNode
 from tests.sim.cluster.world import Process, Profile, World
@@ -31,10 +32,23 @@ PROFILES: Final = {
         Profile("store", heat=2.0, crashes=0.005, snapshot_entries=4, log_tail=1, store=True, wipes=12),
         Profile("slow", heat=1.0, delay_max=0.04, fsync_max=0.03, stall=0.02),
         Profile("large", heat=1.5, large=4),
+        Profile(
+            "restore",
+            heat=1.0,
+            faulty_s=3.0,
+            thread_stall=0.06,
+            crashes=0.006,
+            snapshot_entries=40,
+            log_tail=8,
+            wipes=1,
+            backups=True,
+            programs=3,
+        ),
     )
 }
 BEGINS_S: Final = 20.0  # By then a cluster has formed, if nothing disturbs it.
 HEALED_S: Final = 60.0  # By then everything has come to its end.
+AFTER_S: Final = 1.5  # So long faults go on in a cluster that was made from a backup.
 
 
 class Faults:
@@ -42,37 +56,40 @@ class Faults:
         self.world = world
         self.clients = clients
         self.leaving: Process | None = None  # One node at a time is removed.
+        self.ended = False
+        several, many = len(world.names) > 1, len(world.names) > 2
         self.kinds: dict[str, tuple[int, Callable[[], None]]] = {
             "kill": (4, lambda: self.crash([self.anybody()], power=False)),
             "power": (2, lambda: self.crash([self.anybody()], power=True)),
             "kill leader": (4, lambda: self.crash(self.leaders(), power=False)),
             "blackout": (1, lambda: self.crash(self.world.living(), power=self.world.rng.random() < 0.5)),
             "stop": (2, lambda: self.stop([self.anybody()])),
-            "stops": (1, self.stop_several),
+            "stops": (many, self.stop_several),
             "full": (2, self.fill),
             "split": (2 if len(world.names) > 3 else 0, self.split),
             "join": (8 if world.profile.joiners else 0, self.join),
             "leave": (5 if world.profile.joiners else 0, self.leave),
             "drain": (6 if world.profile.joiners else 0, self.drain),
-            "cut": (3, self.cut),
+            "cut": (3 * several, self.cut),
             "isolate": (3, self.isolate),
-            "session": (2, self.break_session),
-            "slow link": (2, self.slow_link),
+            "session": (2 * several, self.break_session),
+            "slow link": (2 * several, self.slow_link),
             "slow disk": (2, self.slow_disk),
             "pause": (3, self.pause),
             "transfer": (4, self.transfer),
             "clock": (1, self.jump),
             "hosts": (2, self.kill_host),
-            "wipe": (world.profile.wipes, self.wipe),
+            "wipe": (world.profile.wipes * many, self.wipe),
             "store": (world.profile.wipes if world.profile.store else 0, self.break_store),
             "operator": (1, self.clients.pause),
+            "vault": (2 * world.profile.backups, self.break_vault),
         }
 
     def begin(self) -> None:
         self.world.after(self.world.rng.expovariate(self.world.profile.heat), self.strike)
 
     def strike(self) -> None:
-        if not self.world.is_faulty:
+        if not self.world.is_faulty or self.ended:
             return
         names = list(self.kinds)
         [name] = self.world.rng.choices(names, [self.kinds[name][0] for name in names])
@@ -81,7 +98,11 @@ class Faults:
         self.begin()
 
     def anybody(self) -> Process:
-        return self.world.rng.choice(list(self.world.processes.values()))
+        return self.world.rng.choice(self.machines())
+
+    def machines(self) -> list[Process]:
+        """That are there, whatever is on them."""
+        return [self.world.processes[name] for name in self.world.names]
 
     def leaders(self) -> list[Process]:
         """Who leads some partition."""
@@ -98,7 +119,7 @@ class Faults:
                 self.world.after(self.world.rng.uniform(0.02, 2.0), process.boot_if_down)
 
     def stop_several(self) -> None:
-        self.stop(self.world.rng.sample(list(self.world.processes.values()), self.world.rng.randint(2, 3)))
+        self.stop(self.world.rng.sample(self.machines(), self.world.rng.randint(2, 3)))
 
     def stop(self, processes: list[Process]) -> None:
         """SIGTERM: the nodes hand over, and start again."""
@@ -245,6 +266,9 @@ class Faults:
             case "damage":
                 world.store.damage()
 
+    def break_vault(self) -> None:
+        self.world.vault.down_until = self.world.now + self.world.rng.uniform(0.2, 2.0)
+
     def cut(self) -> None:
         a, b = self.world.rng.sample(self.world.names, 2)
         both = self.world.rng.random() < 0.5
@@ -298,7 +322,7 @@ def heal(world: World) -> None:
     world.is_faulty = False
     world.network.join(sorted(world.network.cuts))
     world.network.slow.clear()
-    world.store.down_until = 0.0
+    world.store.down_until = world.vault.down_until = 0.0
     for process in world.processes.values():
         process.slow_until = process.jumped_ms = 0.0
         process.full = process.disk.full = False
@@ -328,7 +352,10 @@ def _live(world: World) -> None:
         raise Violation(f"no cluster after {BEGINS_S} s: {_why(world, clients)}")
     if not early:
         faults.begin()
-    world.run_until(world.now + world.profile.faulty_s)
+    if world.profile.backups:
+        _lose_and_restore(world, clients, faults)
+    else:
+        world.run_until(world.now + world.profile.faulty_s)
     heal(world)
     world.counts["healed"] += 1
 
@@ -338,9 +365,38 @@ def _live(world: World) -> None:
     if not world.run_until(world.now + HEALED_S, done=is_over):
         raise Violation(f"not at an end {HEALED_S} s after healing: {_why(world, clients)}")
     world.run_until(world.now + 2.0)
-    # Somebody may have begun to lead meanwhile, or fire a timer.
-    world.run_until(world.now + 10.0, done=lambda: is_over() and not any(map(_busy, world.serving())))
+
+    def is_idle() -> bool:
+        return all(process.serving for process in world.members()) and not any(map(_busy, world.serving()))
+
+    # Somebody may have begun to lead meanwhile, or fire a timer, or still be about to stop and start.
+    world.run_until(world.now + 10.0, done=lambda: is_over() and is_idle())
     _reckon(world, clients)
+
+
+def _lose_and_restore(world: World, clients: Clients, faults: Faults) -> None:
+    """The cluster is backed up while it works, is lost, and another one is made from one of its backups."""
+    backups = Backups(world, clients)
+    backups.begin()
+    world.run_until(world.now + world.profile.faulty_s + world.rng.uniform(0.0, 1.0))
+    if not backups.finished():
+        heal(world)
+        if not world.run_until(world.now + HEALED_S, done=lambda: bool(backups.finished())):
+            raise Violation(f"no backup {HEALED_S} s after healing: {backups.why()}")
+        world.is_faulty = True
+    faults.ended = True
+    judged = backups.judge()
+    if world.violations:
+        raise Violation(world.violations[0])
+    restoration = Restoration(world, clients, judged)
+    faults = Faults(world, clients)
+    if early := world.rng.random() < 0.5:
+        faults.begin()
+    if not world.run_until(world.now + BEGINS_S, done=restoration.is_over) and not early:
+        raise Violation(f"no cluster {BEGINS_S} s after the loss of the old one: {_why(world, clients)}")
+    if not early:
+        faults.begin()
+    world.run_until(world.now + AFTER_S)
 
 
 def _why(world: World, clients: Clients) -> str:

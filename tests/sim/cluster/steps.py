@@ -1,7 +1,7 @@
-"""The named steps of a snapshot's life, and a process that may die before or after each of them.
+"""The named steps of a snapshot's life and of a backup's, and a process that may die before or after each of them.
 
 What runs is the real code; each step of it is wrapped. So a crash falls between a file and its name, between a snapshot and
-the log that is told of it, or between a new state and the log that goes on from it.
+the log that is told of it, between a new state and the log that goes on from it, or between a part of a backup and the next.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
-from holdfast.cluster import catchup, snapshots
+from holdfast.cluster import catchup, restoring, snapshots
+from holdfast.cluster.backup import Backups
 from holdfast.cluster.catchup import CatchUp
+from holdfast.cluster.copies import Copies
 from holdfast.cluster.partition import PartitionMachine
+from holdfast.cluster.restoring import Plan
 from holdfast.cluster.snapshots import Keeper
 from holdfast.log.host import Host
 from holdfast.log.node import Group
@@ -24,6 +27,8 @@ from holdfast.snapshots.restore import Staged
 if TYPE_CHECKING:
     from tests.sim.cluster.world import World
 
+#: What dies always comes no further.
+CRASHES_MAX: Final = 0.5
 #: (name, where it is, what it is called there, how much likelier a crash is there: some steps are rare)
 STEPS: Final = (
     ("cut", snapshots, "cut_blocking", 1.0),
@@ -40,7 +45,18 @@ STEPS: Final = (
     ("move", catchup, "move_into_place", 8.0),
     ("swap", PartitionMachine, "swap", 8.0),
     ("rename", Staged, "swap", 1.0),
-    ("fill", Host, "fill", 15.0),
+    ("fill", Host, "fill", 100.0),
+    ("hold", Copies, "hold", 6.0),
+    ("copy", Copies, "begin", 6.0),
+    ("release", Copies, "release", 8.0),
+    ("send", Copies, "send", 8.0),
+    ("upload", Copies, "_upload", 8.0),
+    ("finish", Backups, "_finish", 40.0),
+    ("fetch part", restoring, "fetch_part", 6.0),
+    ("plan", restoring, "_write", 8.0),
+    ("found", restoring, "write_founding", 10.0),
+    ("check", Plan, "check", 8.0),
+    ("formed", Plan, "done", 8.0),
 )
 
 
@@ -60,7 +76,7 @@ def _wrapped(world: World, name: str, original: Callable[..., Any], weight: floa
         if (
             process is not None
             and process.up
-            and world.chance(f"crashed {moment} {name}", world.profile.crashes * weight)
+            and world.chance(f"crashed {moment} {name}", min(world.profile.crashes * weight, CRASHES_MAX))
         ):
             process.crash()
 

@@ -97,3 +97,9 @@ class SimStore:
             name = self.world.rng.choice(sorted(newest.values()))
             content, at = self.objects[name]
             self.objects[name] = (damaged(self.world.rng, content, self.world.disks.root / "damaging"), at)
+
+
+class Vault(SimStore):
+    """Where backups go: another store, which outlives the cluster."""
+
+    url = "s3://vault/sim"

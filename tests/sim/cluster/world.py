@@ -10,9 +10,10 @@ import gc
 import heapq
 import logging
 import threading
+import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from random import Random
@@ -20,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any, Final, NoReturn
 from unittest.mock import patch
 
-from holdfast.cluster import snapshots
+from holdfast.cluster import backup, copies, snapshots, state
 from holdfast.cluster.blobs import THRESHOLD_BYTES
 from holdfast.cluster.registry import read_manifest
 from holdfast.log.engine import Timing
@@ -29,10 +30,10 @@ from holdfast.snapshots import work
 from tests.sim.cluster import steps
 from tests.sim.cluster.files import Crashed, Disks, SimState
 from tests.sim.cluster.handlers import Handlers
-from tests.sim.cluster.loop import SimLoop, SimThread
+from tests.sim.cluster.loop import Fiber, SimCondition, SimEvent, SimLoop, SimThread
 from tests.sim.cluster.node import T0_MS, SimNode
 from tests.sim.cluster.oracle import Oracle
-from tests.sim.cluster.store import SimStore
+from tests.sim.cluster.store import SimStore, Vault
 from tests.sim.disk import SimDisk
 from tests.sim.oracle import Violation
 
@@ -54,11 +55,13 @@ class Profile:
     heat: float = 1.0  # Faults per second.
     delay_max: float = 0.005
     fsync_max: float = 0.004
-    stall: float = 0.002  # Chance that an fsync takes long.
+    stall: float = 0.002  # Chance that an fsync takes long,
+    thread_stall: float = 0.03  # and what a thread does.
     skew: float = 0.001  # Of the rates of clocks.
     wall_ms: float = 20.0  # How far wall clocks are from the truth.
     handler_faults: float = 1.0
     attempts_max: int = 1000
+    programs: int = 0  # So many more than elsewhere.
     large: int = THRESHOLD_BYTES  # A value of more bytes is staged, and referred to.
     crashes: float = 0.0  # Chance that a process dies at a step of a snapshot.
     snapshot_entries: int = 100_000  # So many of a partition's entries later a snapshot is cut,
@@ -67,6 +70,7 @@ class Profile:
     joiners: int = 0  # So many of the nodes join later, and nodes leave for good.
     store: bool = False  # Whether there is a store that all nodes share.
     deaf: bool = False  # Replicas that do not lead tell nobody of outcomes: watches must do it.
+    backups: bool = False  # Whether it is backed up, is lost as a whole, and is made again from a backup.
 
 
 class Log(logging.Handler):
@@ -95,7 +99,9 @@ class Process:
         self.disk = SimDisk(f"{name}-0")
         self.disk.disk = self.disk.disk_id  # type: ignore[attr-defined]
         self.files = world.disks.of(self)
-        self.states: dict[int, SimState] = {}  # Of this life.
+        self.states: dict[int, SimState] = {}  # Of this life,
+        self.fibers: list[Fiber] = []  # and its threads that wait for something.
+        self.tool: Callable[[], Coroutine[Any, Any, None]] | None = None  # What runs here instead of a node.
         self.full = False
         self.peers: set[str] = set()  # Whom it dials, and whose calls it takes.
         self.is_member = True  # It is to be up.
@@ -105,6 +111,7 @@ class Process:
         self.crashing = False
         self._lost_power = False
         self._left: list[SimState] = []
+        self._left_fibers: list[Fiber] = []
         self.rate = 1.0 + world.rng.uniform(-world.profile.skew, world.profile.skew)
         self.offset = world.rng.uniform(0, 1000)
         self.wall_off_ms = world.rng.uniform(-world.profile.wall_ms, world.profile.wall_ms)
@@ -143,6 +150,9 @@ class Process:
         self.loops.append(loop)
 
         def start() -> None:
+            if self.tool is not None:
+                loop.create_task(self.tool())
+                return
             self.node = SimNode(self)
             task = loop.create_task(self.node.start())
             task.add_done_callback(started)
@@ -176,7 +186,8 @@ class Process:
         self.linked = self.serving = False
         self.disk.lose_power(keep_pending=self.world.rng.random() < 0.5)
         self._left = list(self.states.values())
-        self.states = {}
+        self._left_fibers = self.fibers
+        self.states, self.fibers = {}, []
         self._lost_power = power
         self.world.after(0.0, self.clear_up)  # Not now: whoever is killed may be in the middle of something.
         self.world.break_links(self)
@@ -186,9 +197,14 @@ class Process:
 
     def clear_up(self) -> None:
         """What a process that is gone leaves behind."""
+        fibers, self._left_fibers = self._left_fibers, []
+        if fibers:
+            self.crashing = True  # What they do on their way out does not reach the disk.
+        for fiber in fibers:
+            fiber.end()
         left, self._left = self._left, []
-        for state in left:
-            state.vanish()
+        for each in left:
+            each.vanish()
         self.crashing = False
         if self._lost_power:
             self._lost_power = False
@@ -216,7 +232,7 @@ class Process:
         """What a thread does: at one moment, a while from now."""
         world, boots = self.world, self.boots
         delay = world.rng.uniform(0.0005, 0.02)
-        if world.chance("threads stalled", 0.03):
+        if world.chance("threads stalled", world.profile.thread_stall):
             delay = world.rng.uniform(0.1, 1.5)
         if self.slow_until > world.now:
             delay += world.rng.uniform(0.05, 0.5)
@@ -380,11 +396,14 @@ class World:
         self.timing = Timing()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
-        self.running: Process | None = None  # Whose code runs now.
+        self.running: Process | None = None  # Whose code runs now,
+        self.fiber: Fiber | None = None  # and in which of its threads.
+        self.era = 0  # How many clusters were lost.
         #: How errors begin that nodes may log.
         self.excused: tuple[str, ...] = ("this node leads nothing while others have room",)
         self.disks = Disks(self)
         self.store = SimStore(self)
+        self.vault = Vault(self)
         self.names = [f"n{number}" for number in range(1, profile.nodes + 1)]
         self.founders = self.names[: profile.nodes - profile.joiners]
         self.processes = {name: Process(self, name) for name in self.names}
@@ -451,6 +470,15 @@ class World:
         """Who is to be up in the end."""
         return [process for process in self.processes.values() if process.is_member]
 
+    def replace_machines(self, names: list[str]) -> None:
+        """Everything that there was is gone for ever, in this moment. There are new machines, and nothing runs on them."""
+        for process in self.members():
+            process.is_member = False
+            process.kill(power=True)
+        self.era += 1
+        self.names = self.founders = names
+        self.processes |= {name: Process(self, name) for name in names}
+
     # -- trouble -------------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
@@ -473,8 +501,9 @@ class World:
 
     def is_calm(self, process: Process, since: float) -> bool:
         """Whether a node was well since then, and so were all others but one: any three replicas had a majority."""
-        others = [other for other in self.members() if other is not process and other.troubled_at >= since]
-        return process.troubled_at < since and len(others) <= 1
+        members = self.members()
+        others = [other for other in members if other is not process and other.troubled_at >= since]
+        return process.troubled_at < since and len(others) <= (len(members) > 2)
 
     @staticmethod
     def hosts(process: Process, number: int) -> bool:
@@ -499,6 +528,18 @@ class World:
 
         return watched
 
+    def _determine_backups(self, stack: ExitStack) -> None:
+        tokens, gmtime = Random(f"tokens:{self.seed}"), time.gmtime
+        waiting = SimpleNamespace(
+            Condition=lambda: SimCondition(self), Event=lambda: SimEvent(self), get_ident=threading.get_ident
+        )
+        stack.enter_context(patch("secrets.token_hex", lambda size: tokens.randbytes(size).hex()))
+        stack.enter_context(patch("time.gmtime", lambda *_: gmtime(T0_MS / 1000 + self.now)))
+        for module in (backup, copies):
+            stack.enter_context(patch.object(module, "open_store", lambda _: self.vault))
+        for module in (copies, state):
+            stack.enter_context(patch.object(module, "threading", waiting))
+
     @contextmanager
     def determined(self) -> Iterator[None]:
         """Whatever the code asks of the machine at random, or of its wall clock, is a matter of the seed."""
@@ -514,6 +555,8 @@ class World:
             stack.enter_context(patch("time.monotonic", lambda: self.now + 1.0))
             stack.enter_context(patch.object(work, "threading", SimpleNamespace(Thread=SimThread, **_LOCKS)))
             stack.enter_context(patch.object(snapshots, "open_store", lambda _: self.store))
+            if self.profile.backups:
+                self._determine_backups(stack)
             stack.enter_context(patch.object(snapshots, "TICK_S", 0.1))
             stack.enter_context(patch.object(Group, "trim", self._trimming(Group.trim)))
             stack.enter_context(steps.watched(self))
@@ -530,8 +573,10 @@ class World:
                     for loop in process.loops:
                         loop.bury()
                     process.clear_up()
-                    for state in process.states.values():
-                        state.vanish()
+                    for fiber in list(process.fibers):
+                        fiber.end()
+                    for each in process.states.values():
+                        each.vanish()
                 logging.disable(logging.NOTSET)
                 root.removeHandler(log)
                 self.disks.remove()
