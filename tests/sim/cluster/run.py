@@ -138,6 +138,8 @@ class Faults:
                 self.world.after(self.world.rng.uniform(0.02, 1.0), process.boot_if_down)
 
         def stop() -> None:
+            if not process.serving:
+                return  # Told before, while the process was paused; a second SIGTERM says nothing new.
             process.serving = False
             node.clients.stop()
             asyncio.get_running_loop().create_task(node.stop()).add_done_callback(stopped)
@@ -237,21 +239,28 @@ class Faults:
         self.clients.operate_on(lambda operations: operations.drain(name, move=move), "drains", drained)
 
     def wipe(self) -> None:
-        """A process dies, and before it is back, somebody removes or damages files of one partition."""
+        """A process dies, and before it is back, somebody removes or damages files of one partition.
+
+        The snapshots go on one node at a time: what a majority has lost, and the store, is lost.
+        """
         world = self.world
         process, number = self.anybody(), world.rng.randrange(world.profile.partitions)
         self.crash([process], power=world.rng.random() < 0.3)
         process.clear_up()
-        state, kept = f"state/{number:04d}", f"snapshots/*/{FIRST_PARTITION_GROUP + number:010d}"
-        match world.rng.choice(["state", "all", "all", "damage"]):
+        group = FIRST_PARTITION_GROUP + number
+        state, kept = f"state/{number:04d}", f"snapshots/*/{group:010d}"
+        what = world.rng.choice(["state", "all", "all", "damage"])
+        if any(group in other.wiped for other in world.processes.values() if other is not process):
+            what = "state"
+        match what:
             case "state":
                 process.files.wipe(state)
             case "all":
-                process.wiped.add(FIRST_PARTITION_GROUP + number)
+                process.wiped.add(group)
                 process.files.wipe(state)
                 process.files.wipe(kept)
             case "damage":
-                process.wiped.add(FIRST_PARTITION_GROUP + number)
+                process.wiped.add(group)
                 world.excused += ("a snapshot is passed over",)
                 process.files.wipe(state)
                 process.files.damage(world.rng, f"{kept}/*.snapshot")
