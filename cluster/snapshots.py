@@ -432,9 +432,10 @@ class Keeper:
         machine, state, home = self.partition.machine, self.partition.state, self.home
         newest = self.newest
         if newest is not None and newest.header.meta.index == machine.applied[0]:
-            self._grant_wishes(newest)  # There is nothing that it lacks.
+            self._grant_wishes(newest, len(self._wishes))  # There is nothing that it lacks.
             return
         async with home.cuts:
+            asked = len(self._wishes)  # Whoever asks while the copy is made wants a later state than that.
             epoch, members = self.group.status().epoch, self.group.status().members
             bytes_applied, began = machine.bytes_applied, time.monotonic()
 
@@ -470,12 +471,14 @@ class Keeper:
             self.partition.number, file.header.meta.index, file.header.file_bytes, took, reason,
         )  # fmt: skip
         self.accept(file)
-        self._grant_wishes(file)
+        self._grant_wishes(file, asked)
+        if self._wishes:
+            self._wake.set()
         self._trim(at_least=1)
         await asyncio.to_thread(self._prune)
 
-    def _grant_wishes(self, file: SnapshotFile) -> None:
-        wishes, self._wishes = self._wishes, []
+    def _grant_wishes(self, file: SnapshotFile, count: int) -> None:
+        wishes, self._wishes = self._wishes[:count], self._wishes[count:]
         for wish in wishes:
             if not wish.done():
                 wish.set_result(file)
