@@ -49,7 +49,12 @@ def make_directory(path: Path) -> None:
     if not path.is_dir():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
-        sync_directory(path.parent)
+        try:
+            sync_directory(path.parent)
+        except OSError:
+            with suppress(OSError):
+                path.rmdir()  # Or the next who asks would find it there, and take it for durable.
+            raise
 
 
 def move_into_place(draft: Path, path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.snapshots import files
 from holdfast.snapshots.directory import DirectoryStore
 from holdfast.snapshots.errors import BadStoreUrl, BucketMissing, Cancelled, Denied, NotFound
 from holdfast.snapshots.stores import S3Place, Store, check_name, open_store, parse_s3_url
@@ -243,3 +244,21 @@ def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
         open_store("s3://key:hunter2secret@bucket/prefix")
 
     assert "hunter2secret" not in str(caught.value)
+
+
+def test_a_directory_that_could_not_be_made_durable_is_not_taken_for_one_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+
+    def fails_once(path: Path) -> None:
+        synced.append(path)
+        if len(synced) == 1:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "sync_directory", fails_once)
+    with pytest.raises(OSError, match="No space"):
+        files.make_directory(tmp_path / "a")
+    files.make_directory(tmp_path / "a")
+
+    assert synced == [tmp_path, tmp_path] and (tmp_path / "a").is_dir()
