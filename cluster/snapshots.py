@@ -150,6 +150,7 @@ class Snapshots:
         self._source = PeerSource(self._served_directory)
         self._served: dict[tuple[int, str], float] = {}
         self._store: Store | None = None
+        self._hasty_store: Store | None = None
         self._store_lock = Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         rpc.serve("snapshot", self._serve)
@@ -176,6 +177,13 @@ class Snapshots:
             if self._store is None:
                 self._store = open_store(self.config.snapshots)
             return self._store
+
+    def hasty_store(self) -> Store:
+        """The same one, for requests that somebody waits for. Blocks too."""
+        with self._store_lock:
+            if self._hasty_store is None:
+                self._hasty_store = open_store(self.config.snapshots, hasty=True)
+            return self._hasty_store
 
     @property
     def shared(self) -> bool:

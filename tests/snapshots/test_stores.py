@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -262,3 +263,15 @@ def test_a_directory_that_could_not_be_made_durable_is_not_taken_for_one_later(
     files.make_directory(tmp_path / "a")
 
     assert synced == [tmp_path, tmp_path] and (tmp_path / "a").is_dir()
+
+
+def test_nothing_is_deleted_from_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    """A mount that is away. Whoever is told that an object is deleted forgets it."""
+    with pytest.raises(BucketMissing):
+        DirectoryStore(tmp_path / "away").delete("a/b")
+
+
+def test_a_hasty_store_gives_up_sooner_and_not_later() -> None:
+    patient = parse_s3_url("s3://bucket/prefix?read_timeout_s=4")
+
+    assert patient.hasty() == replace(patient, attempts=2, connect_timeout_s=3.0, read_timeout_s=4.0)

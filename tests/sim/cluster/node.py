@@ -175,7 +175,7 @@ class SimNode(Node):
         await self._join()
         self.clients = self._clients()
         self.registry.discover = self.process.world.discover  # type: ignore[method-assign]
-        self.snapshots.run(self.snapshots.watch_store())
+        self._watch_store()
         self.process.serving = True
 
     def _new_machine(self, number: int) -> PartitionMachine:

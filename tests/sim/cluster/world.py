@@ -513,7 +513,7 @@ class World:
             stack.enter_context(patch("time.time_ns", lambda: T0_MS * 1_000_000 + int(self.now * 1e9)))
             stack.enter_context(patch("time.monotonic", lambda: self.now + 1.0))
             stack.enter_context(patch.object(work, "threading", SimpleNamespace(Thread=SimThread, **_LOCKS)))
-            stack.enter_context(patch.object(snapshots, "open_store", lambda _: self.store))
+            stack.enter_context(patch.object(snapshots, "open_store", lambda *_, **__: self.store))
             stack.enter_context(patch.object(snapshots, "TICK_S", 0.1))
             stack.enter_context(patch.object(Group, "trim", self._trimming(Group.trim)))
             stack.enter_context(steps.watched(self))
