@@ -144,6 +144,7 @@ class SimNode(Node):
             replication=profile.replication,
             secret=b"0123456789abcdef",
             snapshots=world.store.url if profile.store else "",
+            blobs="store" if profile.stored else "log",
             snapshot_entries=profile.snapshot_entries,
             snapshot_interval=0.0,
             snapshot_rate_bytes=1 << 40,
