@@ -39,8 +39,10 @@ T = TypeVar("T")
 
 #: So long a value waits for the store before it goes through the log,
 PUT_S: Final = 10.0
-#: and a reader for a value, before it is told to come again.
+#: and a reader for a value, before it is told to come again;
 GET_S: Final = 10.0
+#: and for each so many bytes a second more.
+BYTES_PER_S: Final = 4 * 1024 * 1024
 #: Deleting and listing are nobody's hurry.
 CHORE_S: Final = 120.0
 PUTS_AT_A_TIME: Final = 4
@@ -191,7 +193,7 @@ class Objects:
         except NotFound:
             return f"{self.home.config.snapshots} is another store there: all nodes must see the same"
         except (SnapshotError, TimeoutError) as error:
-            return str(error) or f"the store did not answer within {GET_S:.0f} s"
+            return str(error)
         return None if found == mark.encode() else "it finds something else there"
 
     # -- values ------------------------------------------------------------------------------------------------------
@@ -201,11 +203,11 @@ class Objects:
         name = object_name(blob, self._clock.now_ms(), os.urandom(8))
         path = self._path(number, name)
         try:
-            await self._do(self._puts, lambda store: store.put_bytes(data, path), PUT_S)
+            await self._do(self._puts, lambda store: store.put_bytes(data, path), PUT_S + len(data) / BYTES_PER_S)
         except (SnapshotError, TimeoutError) as error:
             self.fallbacks += 1
             if not isinstance(error, _Busy):
-                self.home.store_complaints.failed(error if str(error) else _slow(PUT_S))
+                self.home.store_complaints.failed(error)
             return None
         self.puts += 1
         self.put_bytes += len(data)
@@ -232,13 +234,17 @@ class Objects:
 
     async def _get(self, number: int, blob: bytes, name: str) -> bytes:
         where = self.home.config.snapshots
-        hint = f"the value is in the store {where}; it is answered when that works again"
+        hint = (
+            f"the value is in the store {where}, and nothing is lost: ask for it again when that works "
+            "(an outcome: at /holdfast/invocation/{id}/attach)"
+        )
+        seconds = GET_S + refs.stored_size(blob) / BYTES_PER_S
         if not self.home.shared:
             raise StoreDown(
                 "a large value is in a store, and none is set", "set snapshots to the store that it was put into"
             )
         try:
-            data = await self._do(self._gets, lambda store: self.read(store, number, blob, name), GET_S)
+            data = await self._do(self._gets, lambda store: self.read(store, number, blob, name), seconds)
         except (NotFound, Corrupted) as error:
             raise ValueLost(
                 f"a large value is lost: {error}",
@@ -246,8 +252,8 @@ class Objects:
             ) from None
         except (SnapshotError, TimeoutError) as error:
             if not isinstance(error, _Busy):
-                self.reading.failed(error if str(error) else _slow(GET_S))
-            raise StoreDown(f"a large value cannot be fetched: {error or _slow(GET_S)}", hint) from None
+                self.reading.failed(error)
+            raise StoreDown(f"a large value cannot be fetched: {error}", hint) from None
         self.reading.went_well()
         self.gets += 1
         self.get_bytes += len(data)
@@ -318,7 +324,7 @@ class Objects:
         except TimeoutError:
             if not began:
                 raise _Busy("too much is on its way to and from the store") from None
-            raise
+            raise TimeoutError(f"the store did not answer within {seconds:.0f} s") from None
 
     def _ask(self, function: Callable[[Store], T]) -> T:
         """In a thread."""
@@ -365,10 +371,6 @@ class Objects:
 
 class _Busy(TimeoutError):
     """The store was not even asked: too much is on its way already."""
-
-
-def _slow(seconds: float) -> TimeoutError:
-    return TimeoutError(f"the store did not answer within {seconds:.0f} s")
 
 
 def _checked(store: Store, path: str, blob: bytes) -> bytes:

@@ -118,6 +118,8 @@ class Faults:
                 self.world.after(self.world.rng.uniform(0.02, 1.0), process.boot_if_down)
 
         def stop() -> None:
+            if not process.serving:
+                return  # It is told twice: once is enough.
             process.serving = False
             node.clients.stop()
             asyncio.get_running_loop().create_task(node.stop()).add_done_callback(stopped)
