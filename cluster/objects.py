@@ -7,8 +7,9 @@ Nobody waits long for the store. What cannot be put there in time goes through t
 nothing is tried (`usable`). What cannot be fetched is asked for again later. A request that hangs is left to itself, and
 holds its slot until it ends: so there are never many.
 
-A value is put there only while every node of the cluster has said that it finds there what this node writes. So a directory
-that is not the same on all nodes is never used, nor does a release that knows nothing of this meet such a value.
+A value is put there only while every node of the cluster has said that it finds there what this node writes; of one that is
+down, it is enough that it once wrote there itself. So a directory that is not the same on all nodes is not used, nor does a
+release that knows nothing of this meet such a value.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ CHORES_AT_A_TIME: Final = 2
 CACHE_BYTES_MAX: Final = 64 * 1024 * 1024
 #: What is not found, or not as it must be, is looked at once more after this.
 SECOND_LOOK_S: Final = 0.5
+#: A store may show to one node later what another wrote. What is not found so long after its making is lost.
+SETTLED_MS: Final = 5 * 60_000
 #: Of an attempt whose value cannot be fetched, until the next one.
 DELAY_MS: Final = 500
 DELAY_MS_MAX: Final = 30_000
@@ -99,6 +102,7 @@ class Objects:
         self._cache_bytes = 0
         self._mark: str | None = None  # What this node wrote, for the others to find.
         self._confirmed: set[str] = set()
+        self._was_here: set[str] = set()  # Whose marks are there, of those that could not be asked.
         self._why_not: dict[str, str] = {}  # What those said who have not confirmed.
         self._apart: dict[int, float] = {}  # Partitions whose clocks differ from ours, until when they are left alone.
         home.rpc.serve("blob-mark", self._serve_mark)
@@ -120,11 +124,15 @@ class Objects:
             return self.home.store_complaints.error
         if self._mark is None:
             return "the store was not looked at yet"
-        for name in sorted({*self._members()} - self._confirmed):
+        for name in sorted(self._waiting()):
             return (
                 f"{name} has not found there what this node writes: {self._why_not.get(name, 'it was not asked yet')}"
             )
         return None
+
+    def _waiting(self) -> set[str]:
+        """Members that have not confirmed. One that is down cannot, but may have used the store before."""
+        return {*self._members()} - self._confirmed - (self._was_here - {*self._connected()})
 
     def usable(self, number: int) -> bool:
         """For a value of this partition."""
@@ -149,8 +157,7 @@ class Objects:
         while True:
             try:
                 await self._confirm()
-                waiting = {*self._members()} - self._confirmed
-                failures = failures + 1 if waiting & self._why_not.keys() else 0
+                failures = failures + 1 if self._waiting() & self._why_not.keys() else 0
             except (SnapshotError, TimeoutError) as error:
                 self.home.store_complaints.failed(error)
                 failures += 1
@@ -171,7 +178,12 @@ class Objects:
 
             await self._do(self._chores, write, PUT_S)
             self._mark = mark
-        for name in sorted(({*self._members()} - self._confirmed) & {*self._connected()}):
+        waiting = self._waiting()
+        if waiting - {*self._connected()}:
+            nodes = f"{self._root}nodes/"
+            found = await self._do(self._chores, lambda store: store.list(nodes), GET_S)
+            self._was_here = {each.name.removeprefix(nodes).partition("/")[0] for each in found}
+        for name in sorted(waiting & {*self._connected()}):
             try:
                 async with asyncio.timeout(2 * GET_S):
                     why = await self.home.rpc.ask(name, "blob-mark", self._mark)
@@ -246,6 +258,9 @@ class Objects:
         try:
             data = await self._do(self._gets, lambda store: self.read(store, number, blob, name), seconds)
         except (NotFound, Corrupted) as error:
+            if isinstance(error, NotFound) and self._clock.now_ms() - (created_ms_of(name) or 0) < SETTLED_MS:
+                self.reading.failed(error)
+                raise StoreDown(f"a large value is not seen in the store yet: {error}", hint) from None
             raise ValueLost(
                 f"a large value is lost: {error}",
                 f"bring the object back (a version, a replica), or look for it: {where}",

@@ -425,6 +425,8 @@ async def test_a_lost_value_pauses_the_invocation_until_an_operator_brings_it_ba
         endpoint = await it.register({"echo/once": once_more})
         id_ = await it.send("echo/once", LARGE)
         await reached.wait()
+        assert isinstance(it.node.clock, MovedClock)
+        it.node.clock.ahead_ms += objects.SETTLED_MS
         if how == "missing":
             store.value.rename(tmp_path / "lost")
             lost = next(iter(store.path.glob("blobs/*/0000")))
@@ -484,6 +486,10 @@ async def test_only_who_is_up_to_date_says_that_a_value_is_lost(
         it.node.objects.forget()
         store.value.unlink()
 
+        with pytest.raises(StoreDown, match="not seen in the store yet"):
+            await it.node.reader.value(id_, ref)
+        assert isinstance(it.node.clock, MovedClock)
+        it.node.clock.ahead_ms += objects.SETTLED_MS
         with pytest.raises(ValueLost):
             await it.node.reader.value(id_, ref)
 
@@ -770,6 +776,29 @@ async def test_directories_that_are_not_the_same_on_all_nodes_are_never_used(tmp
         assert not [*tmp_path.glob("store of */blobs/*/0000")] and node.objects.puts == 0
     finally:
         await cluster.stop()
+
+
+async def test_a_node_that_is_down_keeps_nobody_from_the_store_that_it_used_before(
+    tmp_path: Path, store: Place
+) -> None:
+    async with three(tmp_path, {"echo:object/say:exclusive": echo}, partitions=1, snapshots=str(store.path)) as cluster:
+        await cluster.led()
+        await all_usable(cluster)
+        await cluster.seats["n3"].kill()
+        first = cluster.seats["n1"]
+        await first.kill()
+        await first.start()
+        await cluster.led()
+
+        await usable(first.node)
+        assert await first.call("echo/say", LARGE, key="k") == [0, LARGE]
+        assert len(store.values()) == 1
+
+        shutil.rmtree(next(iter(store.path.glob("blobs/*/nodes/n3"))))
+        await first.kill()
+        await first.start()
+        await cluster.led()
+        await eventually(lambda: "n3 has not found" in str(first.node.objects.why_not()), "a doubt about n3")
 
 
 async def test_while_a_node_of_an_older_release_is_there_nothing_is_put_into_the_store(
