@@ -41,7 +41,7 @@ from holdfast.statemachine.blobs import KEPT_MS, STALE
 from holdfast.statemachine.commands import Complete, KeepBlob, Purge, PutBlob, Resume, SetState, TouchBlob
 from holdfast.statemachine.effects import Result, Status
 from holdfast.statemachine.tables import SCHEMA
-from tests.cluster.harness import Handled, World, echo, eventually
+from tests.cluster.harness import PATIENCE_S, Handled, World, echo, eventually
 from tests.cluster.test_blobs import Client, MovedClock, pass_time, rows, twice
 from tests.cluster.test_snapshots import snapshot
 from tests.cluster.test_store_faults import place
@@ -84,6 +84,13 @@ class Place:
 @pytest.fixture
 def store(tmp_path: Path) -> Place:
     return Place(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still for a while is not a store that does not answer."""
+    monkeypatch.setattr(objects, "PUT_S", PATIENCE_S)
+    monkeypatch.setattr(objects, "GET_S", PATIENCE_S)
 
 
 async def usable(node: Node) -> None:
