@@ -261,9 +261,10 @@ class Objects:
             if isinstance(error, NotFound) and self._clock.now_ms() - (created_ms_of(name) or 0) < SETTLED_MS:
                 self.reading.failed(error)
                 raise StoreDown(f"a large value is not seen in the store yet: {error}", hint) from None
+            what = f"there is no {error.name}" if isinstance(error, NotFound) else f"{error.place}: {error.detail}"
             raise ValueLost(
-                f"a large value is lost: {error}",
-                f"bring the object back (a version, a replica), or look for it: {where}",
+                f"a large value is lost: {what}",
+                f"bring the object back to {where} (an older version of it, a replica), and resume what waits for it",
             ) from None
         except (SnapshotError, TimeoutError) as error:
             if not isinstance(error, _Busy):

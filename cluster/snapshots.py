@@ -61,6 +61,9 @@ UPLOADS_AT_A_TIME: Final = 2
 FETCHES_AT_A_TIME: Final = 2
 #: What a peer asked for a moment ago is not removed under its hands.
 SERVED_PIN_S: Final = 120.0
+#: A store that failed is looked at again soon: large values go through the log meanwhile.
+STORE_RETRY_S: Final = 5.0
+STORE_RETRY_S_MAX: Final = 60.0
 REPEAT_S: Final = 600.0  # The same complaint is not logged more often.
 
 
@@ -141,7 +144,7 @@ class Snapshots:
         self.fetches = asyncio.Semaphore(FETCHES_AT_A_TIME)
         self.throttle = Throttle(config.snapshot_rate_bytes)
         self.bytes_served = 0
-        self.store_policy = Policy()
+        self.store_policy = Policy(retry_s=STORE_RETRY_S, retry_max_s=STORE_RETRY_S_MAX)
         self.store_complaints = Complaints(f"the store of snapshots {config.snapshots}")
         self.stopping = False
         self._disk = disk
