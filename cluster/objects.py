@@ -38,12 +38,13 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: So long a value waits for the store before it goes through the log,
-PUT_S: Final = 10.0
-#: and a reader for a value, before it is told to come again;
+#: So long a value waits for the store before it goes through the log, and a second more for each so many bytes. Less in all
+#: than a stream bears that is not read, because too much of what it brought waits (`endpoint.Timing.heartbeat_s`).
+PUT_S: Final = 5.0
+PUT_BYTES_PER_S: Final = 8 * 1024 * 1024
+#: And so long a reader waits for a value, before it is told to come again.
 GET_S: Final = 10.0
-#: and for each so many bytes a second more.
-BYTES_PER_S: Final = 4 * 1024 * 1024
+GET_BYTES_PER_S: Final = 4 * 1024 * 1024
 #: Deleting and listing are nobody's hurry.
 CHORE_S: Final = 120.0
 PUTS_AT_A_TIME: Final = 4
@@ -215,7 +216,7 @@ class Objects:
         name = object_name(blob, self._clock.now_ms(), os.urandom(8))
         path = self._path(number, name)
         try:
-            await self._do(self._puts, lambda store: store.put_bytes(data, path), PUT_S + len(data) / BYTES_PER_S)
+            await self._do(self._puts, lambda store: store.put_bytes(data, path), PUT_S + len(data) / PUT_BYTES_PER_S)
         except (SnapshotError, TimeoutError) as error:
             self.fallbacks += 1
             if not isinstance(error, _Busy):
@@ -250,7 +251,7 @@ class Objects:
             f"the value is in the store {where}, and nothing is lost: ask for it again when that works "
             "(an outcome: at /holdfast/invocation/{id}/attach)"
         )
-        seconds = GET_S + refs.stored_size(blob) / BYTES_PER_S
+        seconds = GET_S + refs.stored_size(blob) / GET_BYTES_PER_S
         if not self.home.shared:
             raise StoreDown(
                 "a large value is in a store, and none is set", "set snapshots to the store that it was put into"
