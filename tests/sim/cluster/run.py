@@ -31,7 +31,9 @@ PROFILES: Final = {
         Profile("store", heat=2.0, crashes=0.005, snapshot_entries=4, log_tail=1, store=True, wipes=12),
         Profile("slow", heat=1.0, delay_max=0.04, fsync_max=0.03, stall=0.02),
         Profile("large", heat=1.5, large=4),
-        Profile("stored", heat=1.5, large=4, store=True, stored=True, wipes=4, snapshot_entries=20, log_tail=5),
+        Profile(
+            "stored", heat=1.5, faulty_s=9.0, large=4, store=True, stored=True, wipes=4, snapshot_entries=20, log_tail=5
+        ),
     )
 }
 BEGINS_S: Final = 20.0  # By then a cluster has formed, if nothing disturbs it.

@@ -96,7 +96,7 @@ class SimStore:
         if name.startswith(VALUES):
             if found is not None:
                 self.world.oracle.deleted(name)
-            if self.world.chance("store: deleted, and said it was not", 0.06):
+            if self.world.chance("store: deleted, and said it was not", 0.2):
                 raise Unreachable(self.url, "the connection broke before the answer")
 
     def check(self) -> None:
