@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol
 
 from holdfast.cluster.blobs import HASHED_BYTES_MAX
+from holdfast.cluster.objects import Objects
 from holdfast.cluster.partition import Partition
 from holdfast.cluster.registry import Target
 from holdfast.log.errors import ProposalError, TooLarge
@@ -83,27 +85,52 @@ class PendingAck:
 
 
 class Deferred:
-    """A frame that refers to large values. They are read at the moment it is sent: what waits its turn takes no memory."""
+    """A frame that refers to large values. They are read at the moment it is sent: what waits its turn takes no memory.
 
-    __slots__ = ("attempt", "frame", "size")
+    Those that are in the shared store are fetched before, because that may take long, and nobody else is to wait for it.
+    """
+
+    __slots__ = ("attempt", "fetched", "frame", "held", "size")
 
     def __init__(self, attempt: Attempt, frame: Start | Journal | Completion, size: int) -> None:
         self.attempt = attempt
         self.frame = frame
         self.size = size  # with the values in it
+        self.fetched: dict[bytes, bytes] = {}
+        self.held = 0  # Of its carrier's bound on what is fetched and not sent.
+
+    def _refs(self) -> list[Ref]:
+        frame = self.frame
+        if isinstance(frame, Completion):
+            ref = refs.in_outcome(frame.outcome)
+            return [] if ref is None else [ref]
+        return [ref for raw in frame.journal for ref in refs.in_packed_step(raw)]
+
+    def to_fetch(self) -> dict[bytes, str]:
+        """Its values that are in the shared store, and their objects. What is gone is found when it is read."""
+        found: dict[bytes, str] = {}
+        with self.attempt.partition.state.read() as txn:
+            for ref in self._refs():
+                with suppress(queries.Gone):
+                    if ref.data not in self.fetched and (name := queries.place(txn, ref.data)):
+                        found[ref.data] = name
+        return found
+
+    async def fetch(self, objects: Objects) -> None:
+        """Raises StoreDown or ValueLost."""
+        for blob, name in self.to_fetch().items():
+            self.fetched[blob] = await objects.get(self.attempt.partition.number, blob, name)
 
     async def read(self) -> dict[bytes, list[bytes]]:
         """The pieces of its values, a few at a time: the loop has other things to do. Raises queries.Gone."""
-        frame = self.frame
-        if isinstance(frame, Completion):
-            found = [refs.in_outcome(frame.outcome)]
-        else:
-            found = [ref for raw in frame.journal for ref in refs.in_packed_step(raw)]
         pieces: dict[bytes, list[bytes]] = {}
-        for ref in found:
-            if ref is None or ref.data in pieces:
+        for ref in self._refs():
+            if ref.data in pieces:
                 continue
             mine = pieces[ref.data] = []
+            if ref.data in self.fetched:
+                mine.append(self.fetched[ref.data])
+                continue
             count = chunks_of(refs.stored_size(ref.data))
             for first in range(0, count, READ_CHUNKS):
                 if first:

@@ -23,6 +23,7 @@ from typing import Any, Final
 from holdfast import __version__
 from holdfast.cluster.copies import DONE, FAILED, WAITING, Copies
 from holdfast.cluster.errors import BadRequest, Conflict, NotFound
+from holdfast.cluster.objects import Objects
 from holdfast.cluster.partition import Partition
 from holdfast.cluster.rpc import Refused, Unanswered
 from holdfast.cluster.snapshots import Snapshots
@@ -112,6 +113,7 @@ class Backups:
     def __init__(
         self,
         home: Snapshots,
+        objects: Objects,
         hosted: Mapping[int, Partition],
         *,
         count: Callable[[], int],
@@ -120,7 +122,7 @@ class Backups:
         meta_fresh: Callable[[], Awaitable[None]],
         connected: Callable[[], Collection[str]],
     ) -> None:
-        self.copies = Copies(home, hosted)
+        self.copies = Copies(home, objects, hosted)
         self._home = home
         self._count = count
         self._leader = leader

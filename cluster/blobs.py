@@ -1,8 +1,10 @@
-"""Large values on their way into a partition: staged piece by piece, in front of the command that refers to them.
+"""Large values on their way into a partition: staged in front of the command that refers to them.
 
-Nothing larger than a piece is in a log entry or in a message between nodes, so a large value holds up nobody: what is small
-slips in between its pieces. A bounded number of pieces is under way per partition. Values that are equal are staged one
-after the other; whoever comes second finds it there.
+A value goes to the store that all nodes share, and the partition is told its name. Where there is no such store, or it does not
+take the value at once, the value goes through the partition's log, piece by piece. Nothing larger than a piece is in a log
+entry or in a message between nodes, so a large value holds up nobody: what is small slips in between its pieces. A bounded
+number of pieces is under way per partition. Values that are equal are staged one after the other; whoever comes second finds
+it there.
 
 Who stages decides what is large (`threshold`). The state machine does not care, so nodes may differ in it.
 """
@@ -13,9 +15,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
+from holdfast.cluster.objects import Objects
 from holdfast.statemachine import refs
-from holdfast.statemachine.blobs import CHUNK_BYTES, chunks_of
-from holdfast.statemachine.commands import Command, Payload, PutBlob, Ref, TouchBlob
+from holdfast.statemachine.blobs import CHUNK_BYTES, STALE, chunks_of
+from holdfast.statemachine.commands import Command, KeepBlob, Payload, PutBlob, Ref, TouchBlob
 from holdfast.statemachine.effects import Result
 
 THRESHOLD_BYTES: Final = 256 * 1024
@@ -30,13 +33,18 @@ WORTH_BYTES: Final = 1024
 
 #: Proposes a command to the partition, whoever leads it. Raises ProposalError.
 Put: TypeAlias = Callable[[Command], Awaitable[Result]]
-#: A piece of the value, by its number.
+#: A piece of the value, by its number,
 Chunk: TypeAlias = Callable[[int], bytes]
+#: once the value is at hand. Asked for only when the value has to be brought.
+Source: TypeAlias = Callable[[], Awaitable[Chunk]]
+#: Pieces that are put together between two turns of the loop.
+JOINED_CHUNKS: Final = 8
 
 
 class Stager:
-    def __init__(self, threshold: int = THRESHOLD_BYTES) -> None:
+    def __init__(self, threshold: int = THRESHOLD_BYTES, objects: Objects | None = None) -> None:
         self.threshold = threshold
+        self.objects = objects  # The store that all nodes share, if there is one; the node sets it.
         self.staged = 0  # Values that had to be brought, since the start,
         self.staged_bytes = 0
         self.found = 0  # and those that were there already.
@@ -75,13 +83,13 @@ class Stager:
         else:
             ref, stored = refs.make(payload)
 
-        def chunk(index: int) -> bytes:
-            return bytes(stored[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES])
+        async def source() -> Chunk:
+            return pieces_of(stored)
 
-        await self.stage(number, ref, chunk, put, intake=intake)
+        await self.stage(number, ref, source, put, intake=intake)
         return ref
 
-    async def stage(self, number: int, ref: Ref, chunk: Chunk, put: Put, *, intake: bool = False) -> None:
+    async def stage(self, number: int, ref: Ref, source: Source, put: Put, *, intake: bool = False) -> None:
         """Until the value is in partition `number`, and stays there long enough to be referred to. Raises ProposalError."""
         key = (number, ref.data)
         while (other := self._under_way.get(key)) is not None:
@@ -91,12 +99,27 @@ class Stager:
             if (await put(TouchBlob(ref.data, intake))).code == 200:
                 self.found += 1
                 return
-            await self._put_all(number, ref, chunk, put)
+            chunk = await source()
+            if not await self._put_into_store(number, ref, chunk, put):
+                await self._put_all(number, ref, chunk, put)
             self.staged += 1
             self.staged_bytes += refs.stored_size(ref.data)
         finally:
             del self._under_way[key]
             done.set_result(None)
+
+    async def _put_into_store(self, number: int, ref: Ref, chunk: Chunk, put: Put) -> bool:
+        """False: it has to go through the log."""
+        objects = self.objects
+        if objects is None or not objects.usable(number):
+            return False
+        name = await objects.put(number, ref.data, await _joined(ref, chunk))
+        if name is None:
+            return False
+        answer = await put(KeepBlob(ref.data, name))
+        if answer.code == STALE:
+            objects.apart(number)
+        return answer.code in (0, 200)
 
     async def _put_all(self, number: int, ref: Ref, chunk: Chunk, put: Put) -> None:
         window = self._windows.setdefault(number, asyncio.Semaphore(WINDOW_CHUNKS))
@@ -116,3 +139,20 @@ class Stager:
         finally:
             for worker in workers:
                 worker.cancel()
+
+
+def pieces_of(stored: bytes | memoryview) -> Chunk:
+    def chunk(index: int) -> bytes:
+        return bytes(stored[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES])
+
+    return chunk
+
+
+async def _joined(ref: Ref, chunk: Chunk) -> bytes:
+    """All of it, a few pieces at a time: the loop has other things to do."""
+    pieces = []
+    for index in range(chunks_of(refs.stored_size(ref.data))):
+        if index and index % JOINED_CHUNKS == 0:
+            await asyncio.sleep(0)
+        pieces.append(chunk(index))
+    return b"".join(pieces)

@@ -89,6 +89,9 @@ class Config:
     snapshots: str = (
         ""  # a store that all nodes share: s3://bucket/prefix?..., a mounted directory; none: each has its own
     )
+    blobs: str = (
+        "auto"  # where large values go: "store", that is the one above, or "log"; "auto": there if there is one
+    )
     snapshot_entries: int = 100_000  # a partition cuts one after so many entries of its log,
     snapshot_bytes: int = 256 * MIB  # or so many bytes,
     snapshot_age: float = 3600.0  # or so many seconds, if anything happened,
@@ -149,6 +152,10 @@ def _check_together(config: Config) -> None:
         raise BadConfig(
             f"request_bytes_max: {_size(config.request_bytes_max)} for all bodies in progress are less than "
             f"{_size(config.body_bytes_max)} for one (body_bytes_max)"
+        )
+    if config.blobs == "store" and not config.snapshots:
+        raise BadConfig(
+            "blobs: large values cannot go to a store while there is none that all nodes share: set snapshots"
         )
     if config.node not in config.founders and config.founders and not config.peers:
         raise BadConfig(f"peers: {config.node} is not among the founders, so it needs the address of a node to join")
@@ -350,6 +357,12 @@ def read_store(value: Any) -> str:
     return value
 
 
+def read_blobs(value: Any) -> str:
+    if value not in ("auto", "store", "log"):
+        raise ValueError(f"{value!r:.80} is neither store, nor log, nor auto")
+    return str(value)
+
+
 _UNITS: Final = {"": 1, "b": 1, "kib": 1024, "mib": MIB, "gib": 1024 * MIB, "tib": 1024 * 1024 * MIB}
 
 
@@ -413,6 +426,7 @@ _SETTINGS: Final[dict[str, Callable[[Any], Any]]] = {
     "completed_bytes_max": read_bytes(0, 1024 * 1024 * MIB),
     "free_bytes_min": read_bytes(0, 1024 * 1024 * MIB),
     "snapshots": read_store,
+    "blobs": read_blobs,
     "snapshot_entries": read_count(1, 1_000_000_000),
     "snapshot_bytes": read_bytes(64 * 1024, 1024 * 1024 * MIB),
     "snapshot_age": read_seconds(1, 366 * 86400),

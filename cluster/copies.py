@@ -23,6 +23,8 @@ from typing import Any, Final
 
 import lmdb
 
+from holdfast.cluster.filling import fill_blocking, is_whole
+from holdfast.cluster.objects import Objects
 from holdfast.cluster.partition import Partition
 from holdfast.cluster.rpc import Refused
 from holdfast.cluster.snapshots import Snapshots
@@ -30,7 +32,7 @@ from holdfast.cluster.state import LmdbTxn, read_applied
 from holdfast.log.errors import ProposalError
 from holdfast.snapshots.backups import digest_of, part_name
 from holdfast.snapshots.cut import cut_blocking
-from holdfast.snapshots.errors import Cancelled, SnapshotError, StoreFailed
+from holdfast.snapshots.errors import Cancelled, NotFound, SnapshotError, StoreFailed
 from holdfast.snapshots.files import remove_quietly
 from holdfast.snapshots.format import Meta, SnapshotFile, verify
 from holdfast.snapshots.stores import Store, open_store
@@ -61,6 +63,7 @@ class Copy:
     partition: Partition
     marks: asyncio.Future[Marks]
     go: threading.Event
+    whole: bool = True  # Its large values are all in it.
     cutting: asyncio.Task[SnapshotFile] | None = None
     doing: str = WAITING
     done_bytes: int = 0
@@ -88,8 +91,9 @@ class Round:
 
 
 class Copies:
-    def __init__(self, home: Snapshots, hosted: Mapping[int, Partition]) -> None:
+    def __init__(self, home: Snapshots, objects: Objects, hosted: Mapping[int, Partition]) -> None:
         self._home = home
+        self._objects = objects
         self._hosted = hosted
         self._rounds: dict[str, Round] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -151,6 +155,7 @@ class Copies:
             await asyncio.gather(*(partition.group.read_index() for partition in partitions))
             loop = asyncio.get_running_loop()
             for partition in partitions:
+                partition.objects.begin(token, LEASE_S)  # Before the state is looked at that refers to them.
                 copy = round_.copies[partition.number] = Copy(partition, loop.create_future(), threading.Event())
                 copy.cutting = asyncio.ensure_future(self._cut(token, copy))
             return [[number, *await self._marks(copy)] for number, copy in round_.copies.items()]
@@ -183,6 +188,7 @@ class Copies:
 
         def cut(work: Work) -> SnapshotFile:
             def describe(txn: lmdb.Transaction[bytes]) -> Meta:
+                copy.whole = is_whole(txn)
                 loop.call_soon_threadsafe(told, read_marks(LmdbTxn(txn)))
                 while not copy.go.wait(0.1):
                     work.check()
@@ -210,6 +216,9 @@ class Copies:
         if round_ is None:
             raise Refused("Unknown", f"{self._home.config.node} has forgotten this backup; was it restarted?")
         round_.asked_at = time.monotonic()
+        for copy in round_.copies.values():
+            if copy.doing in (WAITING, COPYING):
+                copy.partition.objects.begin(token, LEASE_S)
         return round_
 
     async def send(self, argument: Any) -> None:
@@ -234,6 +243,8 @@ class Copies:
                 copy.doing = COPYING
                 copy.go.set()
                 file = await copy.cutting
+                if not copy.whole:
+                    file = await in_thread(partial(self._fill, copy, file), progress=copy.show)
             async with self._home.uploads:
                 copy.doing = UPLOADING
                 copy.stored = await self._upload(copy, file, store, prefix)
@@ -242,11 +253,33 @@ class Copies:
         except Cancelled:
             copy.doing = FAILED
             copy.error = ("the state of the partition had to grow while it was being copied", True)
+        except _Outrun as error:
+            copy.doing, copy.error = FAILED, (str(error), True)
         except (SnapshotError, OSError) as error:
             copy.doing, copy.error = FAILED, (str(error), False)
         except Exception as error:
             logger.exception("partition %d: its copy for a backup failed", copy.partition.number)
             copy.doing, copy.error = FAILED, (f"{type(error).__name__}: {error}", False)
+
+    def _fill(self, copy: Copy, file: SnapshotFile, work: Work) -> SnapshotFile:
+        number, objects = copy.partition.number, self._objects
+
+        def fetch(blob: bytes, name: str) -> bytes:
+            for failures in range(1, UPLOAD_TRIES + 1):
+                try:
+                    return objects.read(self._home.store(), number, blob, name)
+                except NotFound:
+                    raise _Outrun(name) from None
+                except SnapshotError as error:
+                    if not error.retryable or failures == UPLOAD_TRIES:
+                        raise
+                    copy.note = f"try {failures + 1} of {UPLOAD_TRIES}: {error}"
+                    work.pause(min(UPLOAD_RETRY_S * 2.0 ** (failures - 1), UPLOAD_RETRY_S_MAX))
+            raise AssertionError("it returns, or raises")
+
+        whole = fill_blocking(file, file.path.parent, number, copy.partition.machine.partitions, fetch, work)
+        copy.note = None
+        return whole
 
     async def _upload(self, copy: Copy, file: SnapshotFile, store: Store, prefix: str) -> dict[str, Any]:
         number, meta = copy.partition.number, file.header.meta
@@ -294,6 +327,7 @@ class Copies:
             task.cancel()
         for copy in round_.copies.values():
             copy.partition.messages.end(token)
+            copy.partition.objects.end(token)
             copy.go.set()  # Whoever waits there finds that it was cancelled.
         await asyncio.gather(*tasks, return_exceptions=True)
         directory = self.directory / token.replace("/", ".")
@@ -314,6 +348,13 @@ class Copies:
             self._watching.cancel()
         for token in list(self._rounds):
             await self.abort(token)
+
+
+class _Outrun(Exception):
+    """A new leader of the partition knows nothing of the copy, and has deleted what the copy refers to."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the object {name} is not in the store of large values any more")
 
 
 async def _asked(handler: Callable[[Any], Any], _: str, argument: Any) -> Any:

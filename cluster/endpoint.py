@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import aiohttp
 
 from holdfast.cluster.attempts import Attempt, Deferred, Owner, PendingAck, Ticket, encode
+from holdfast.cluster.objects import StoreDown, ValueLost
 from holdfast.cluster.requests import Requests, retry_after_s
 from holdfast.sdk.protocol import (
     BATCH_BYTES_MAX,
     TO_NODE,
     VERSION,
+    Abort,
     Ack,
     Completion,
     Credit,
@@ -48,6 +50,8 @@ MESSAGE_BYTES: Final = 1024 * 1024
 MESSAGE_FRAMES: Final = 4096
 #: No new attempt is put on a stream while this much waits to be sent,
 START_BYTES: Final = 4 * 1024 * 1024
+#: no large value is fetched for it while so many bytes of fetched ones do,
+FETCHED_BYTES_MAX: Final = 32 * 1024 * 1024
 #: and an endpoint that lets this much pile up does not read at all.
 OUTBOX_BYTES_MAX: Final = 128 * 1024 * 1024
 GOODBYE_S: Final = 1.0  # How long an endpoint gets to close a stream in good order.
@@ -370,6 +374,11 @@ class Stream:
         self._socket = socket
         self._frames: list[Frame | PendingAck | Deferred] = []
         self._bytes = 0
+        #: What is behind a value that is still to be fetched, by attempt: in order, that frame first. The others go on.
+        self._behind: dict[tuple[bytes, int], list[Frame | PendingAck | Deferred]] = {}
+        self._to_fetch: deque[Deferred] = deque()
+        self._fetched_bytes = 0
+        self._fetching: set[asyncio.Task[None]] = set()
         self._credit = 0
         self._owed = WINDOW_FRAMES  # Frames that we can take and have not told yet.
         self._over = False  # The rest is saying goodbye, which nobody needs to cancel.
@@ -400,23 +409,80 @@ class Stream:
     def acknowledge(self, attempt: Attempt) -> None:
         """Told with the next message; until then later acknowledgements join it."""
         attempt.ack_waits = ack = PendingAck(attempt, attempt.length)
-        self._frames.append(ack)
-        self._bytes += _held(ack)
-        self._wake.set()
+        self._push(ack)
 
     def let_go(self, attempt: Attempt) -> None:
         if self.attempts.get(attempt.id) is attempt:
             del self.attempts[attempt.id]
+            for frame in self._behind.pop((attempt.id, attempt.epoch), ()):
+                self._let_fetched_go(frame)
             self._endpoint.let_go()
 
-    def _push(self, frame: Frame | Deferred) -> None:
-        self._frames.append(frame)
-        self._bytes += _held(frame)
+    def _push(self, frame: Frame | PendingAck | Deferred) -> None:
         if isinstance(frame, Deferred):
             frame.attempt.unsent += 1
+        if self._behind and type(frame) is not Abort:
+            behind = self._behind.get(_whose(frame))
+            if behind is not None:
+                behind.append(frame)
+                return
+        self._queue(frame)
+
+    def _queue(self, frame: Frame | PendingAck | Deferred) -> None:
+        """In its turn; or, if it has to be fetched first, aside, and all of its attempt that comes later behind it."""
+        if isinstance(frame, Deferred) and frame.to_fetch():
+            self._behind[_whose(frame)] = [frame]
+            self._to_fetch.append(frame)
+            self._fetch_more()
+            return
+        self._frames.append(frame)
+        self._bytes += _held(frame)
         if self._bytes > OUTBOX_BYTES_MAX and self._blame is None:
             self._end("the endpoint does not read what it is sent")
         self._wake.set()
+
+    # Values in the shared store
+
+    def _fetch_more(self) -> None:
+        while self._to_fetch and not self._over:
+            frame = self._to_fetch[0]
+            if self._fetched_bytes and self._fetched_bytes + frame.size > FETCHED_BYTES_MAX:
+                return
+            self._to_fetch.popleft()
+            if frame.attempt.over:
+                continue
+            frame.held = frame.size
+            self._fetched_bytes += frame.held
+            task = asyncio.get_running_loop().create_task(self._fetch(frame))
+            self._fetching.add(task)
+            task.add_done_callback(self._fetching.discard)
+
+    async def _fetch(self, frame: Deferred) -> None:
+        try:
+            await frame.fetch(self._invoker.objects)
+        except (StoreDown, ValueLost) as error:
+            self._invoker.unreadable(frame.attempt, error)
+        except Exception:
+            logger.exception("deployment %s: a large value could not be fetched", self._endpoint.deployment)
+            self._invoker.lost(frame.attempt, "an error of this node")
+        behind = self._behind.pop(_whose(frame), [])
+        if frame.attempt.over or not behind:
+            self._let_fetched_go(frame)
+            return
+        assert behind[0] is frame, "one at a time of each attempt"
+        while behind:
+            self._queue(behind.pop(0))
+            if (again := self._behind.get(_whose(frame))) is not None:
+                again += behind  # Behind the next one that has to be fetched.
+                return
+
+    def _let_fetched_go(self, frame: Frame | PendingAck | Deferred) -> None:
+        """It is sent, or will not be."""
+        if isinstance(frame, Deferred) and frame.held:
+            frame.fetched.clear()
+            self._fetched_bytes -= frame.held
+            frame.held = 0
+            self._fetch_more()
 
     async def _write(self) -> None:
         socket, wake = self._socket, self._wake
@@ -449,6 +515,7 @@ class Stream:
     def _sent(self, frames: list[Frame | Deferred]) -> None:
         for frame in frames:
             if isinstance(frame, Deferred):
+                self._let_fetched_go(frame)
                 frame.attempt.unsent -= 1
                 frame.attempt.last_frame_at = asyncio.get_running_loop().time()
 
@@ -477,6 +544,8 @@ class Stream:
                 if not isinstance(frame, PendingAck):
                     if not isinstance(frame, Deferred) or not frame.attempt.over:
                         taken.append(frame)
+                    else:
+                        self._let_fetched_go(frame)
                     continue
                 attempt = frame.attempt
                 if attempt.ack_waits is frame:
@@ -517,7 +586,8 @@ class Stream:
             logger.exception("deployment %s: the stream is ended by an error of this node", self._endpoint.deployment)
             self._why = "an error of this node; see its log"
         self._over = True
-        self._tasks[1].cancel()
+        for task in (self._tasks[1], *self._fetching):
+            task.cancel()
         self._endpoint.broken(self, self._blame or self._why, self._blame)
         try:
             async with asyncio.timeout(GOODBYE_S):
@@ -558,6 +628,13 @@ class Stream:
     async def close(self) -> None:
         self._end("this node stops")
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _whose(frame: Frame | PendingAck | Deferred) -> tuple[bytes, int]:
+    """The attempt that a frame is for. Those of a stream itself are for none."""
+    if isinstance(frame, PendingAck | Deferred):
+        return frame.attempt.id, frame.attempt.epoch
+    return getattr(frame, "invocation", b""), getattr(frame, "epoch", 0)
 
 
 def _held(frame: Frame | PendingAck | Deferred) -> int:

@@ -23,6 +23,7 @@ from holdfast.cluster.blobs import Put, Stager
 from holdfast.cluster.clock import Clock
 from holdfast.cluster.endpoint import Endpoint, Timing
 from holdfast.cluster.frames import LAST, Translator
+from holdfast.cluster.objects import Objects, StoreDown, ValueLost
 from holdfast.cluster.partition import Partition
 from holdfast.cluster.registry import Registry, Target
 from holdfast.log.errors import Overloaded, ProposalError
@@ -38,11 +39,12 @@ from holdfast.sdk.protocol import (
     RetryRun,
     Start,
     Suspend,
+    cut_text,
     format_id,
     object_id,
 )
 from holdfast.statemachine import queries, refs
-from holdfast.statemachine.commands import Command, FailAttempt, Mode, Retry
+from holdfast.statemachine.commands import Command, FailAttempt, Mode, PostponeAttempt, Retry
 from holdfast.statemachine.effects import (
     AbortAttempt,
     Acknowledge,
@@ -54,6 +56,7 @@ from holdfast.statemachine.effects import (
     StartAttempt,
     Status,
 )
+from holdfast.statemachine.txn import ReadTxn
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +99,7 @@ class Invoker:
         self.started = 0
         self.frames_in = 0
         self.stager = stager or Stager()
+        self.objects: Objects  # Large values in the shared store; the node sets it.
         self.staging_bytes = 0  # Of values that handlers gave us and that no log has yet.
         self._staging: set[asyncio.Task[None]] = set()
         self.partitions: Collection[Partition] = ()  # That may be led here; the node fills it.
@@ -275,7 +279,7 @@ class Invoker:
                 return None
             state, complete = None, False
             if record.mode != Mode.PLAIN:
-                state, complete = queries.eager_state(txn, record.oid, EAGER_STATE_BYTES)
+                state, complete = _eager_state(txn, record.oid)
             steps = queries.journal(txn, ident, 0, record.length)
         attempt = Attempt(
             self,
@@ -308,7 +312,7 @@ class Invoker:
         state, complete = None, False
         if first.key is not None:
             with ticket.owner.partition.state.read() as txn:
-                state, complete = queries.eager_state(txn, object_id(first.service, first.key), EAGER_STATE_BYTES)
+                state, complete = _eager_state(txn, object_id(first.service, first.key))
         attempt = Attempt(self, ticket, target, carrier, pinned=False, order=1, length=1, now=self._loop.time())
         start = Start(
             ticket.id, ticket.epoch, first.service, first.handler, first.key, ticket.epoch, self.clock.now_ms(),
@@ -429,6 +433,19 @@ class Invoker:
             command = self.translator.failure(attempt, failure, pause=pause)
             attempt.partition.submit(command, attempt.answered)
 
+    def unreadable(self, attempt: Attempt, error: StoreDown | ValueLost) -> None:
+        """A value that it needs cannot be fetched, which is nobody's fault at the handler: the next one comes later. If the
+        value is lost, it waits for an operator."""
+        if isinstance(error, ValueLost):
+            self.objects.report(error, format_id(attempt.id))
+            self.fail(attempt, [1, 500, cut_text(f"{error}; {error.hint}"), "ValueLost"], pause=True)
+            return
+        self.drop(attempt, str(error))
+        if not attempt.owner.ended:
+            failure = [1, 503, cut_text(str(error)), "StoreDown"]
+            command = PostponeAttempt(attempt.id, attempt.epoch, failure, self.objects.delay_ms(self.rng))
+            attempt.partition.submit(command, attempt.answered)
+
     def break_off(self, attempts: Iterable[Attempt], why: str, *, blame: str | None = None) -> None:
         """The carrier of these attempts is gone. `blame`: the endpoint spoke nonsense, so each counts as failed."""
         for attempt in list(attempts):
@@ -521,6 +538,13 @@ class Invoker:
 
 
 async def _at_once() -> None: ...
+
+
+def _eager_state(txn: ReadTxn, oid: bytes) -> tuple[dict[str, bytes], bool]:
+    """What is sent along, and whether that is all. What would have to be fetched first is not: the code may not need it."""
+    found, complete = queries.eager_state(txn, oid, EAGER_STATE_BYTES)
+    here = {name: payload for name, payload in found.items() if isinstance(payload, bytes)}
+    return here, complete and len(here) == len(found)
 
 
 def _seed(ident: bytes) -> int:

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.cluster.blobs import Chunk, pieces_of
+from holdfast.cluster.janitor import Janitor
+from holdfast.cluster.objects import Objects, StoreDown, ValueLost
 from holdfast.cluster.partition import Partition
 from holdfast.log.errors import ProposalError
 from holdfast.statemachine import queries, refs
@@ -22,6 +25,7 @@ from holdfast.statemachine.effects import (
     AbortAttempt,
     Acknowledge,
     ArmTimer,
+    DeleteObjects,
     Effect,
     FlushOutbox,
     Reply,
@@ -62,6 +66,7 @@ class Leadership:
         invoker: Invoker,
         router: Router,
         replies: Replies,
+        objects: Objects,
         *,
         limits: SetLimits | None = None,
     ) -> None:
@@ -86,6 +91,8 @@ class Leadership:
         self._timer_ms = 0
         self._firing = False
         self._outboxes: dict[int, Outbox] = {}
+        self._objects = objects
+        self._janitor = Janitor(partition, objects)
         # One lookup per effect; those that are most frequent pass on what they are given.
         self._carry: dict[type[Any], Callable[[Any], None]] = {
             StartAttempt: self._start,
@@ -97,6 +104,7 @@ class Leadership:
             Reply: lambda effect: replies.settle(effect.id, effect.outcome),
             FlushOutbox: lambda effect: self.flush(effect.target),
             ArmTimer: lambda effect: self._arm(effect.due_ms),
+            DeleteObjects: lambda _: self._janitor.wake(),
         }
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -125,6 +133,7 @@ class Leadership:
             self._arm(due_ms)
         for target in targets:
             self.flush(target)
+        self._janitor.start()
         # After the effects that were applied together with the announcement: they start what the scan would find lost.
         self._loop.call_soon(self.scan)
 
@@ -147,6 +156,7 @@ class Leadership:
                 handle.cancel()
         for outbox in self._outboxes.values():
             outbox.end()
+        self._janitor.end()
         self._lost.clear()
         self._invoker.end(self)
 
@@ -308,7 +318,7 @@ class Leadership:
     def flush(self, target: int) -> None:
         outbox = self._outboxes.get(target)
         if outbox is None:
-            outbox = self._outboxes[target] = Outbox(self.partition, self._router, target)
+            outbox = self._outboxes[target] = Outbox(self.partition, self._router, self._objects, target)
         outbox.flush()
 
     @property
@@ -323,10 +333,11 @@ class Outbox:
     Exactly once: the receiver counts, takes each number once and refuses gaps. Only what it took is trimmed here.
     """
 
-    def __init__(self, partition: Partition, router: Router, target: int) -> None:
+    def __init__(self, partition: Partition, router: Router, objects: Objects, target: int) -> None:
         self.failures = 0  # In a row.
         self._partition = partition
         self._router = router
+        self._objects = objects
         self._target = target
         self._taken = 0  # The receiver has everything up to this one, as far as we know.
         self._more = False
@@ -373,10 +384,15 @@ class Outbox:
         last = first + len(messages) - 1
         try:
             for ref in large:
-                await self._router.stage(self._target, ref, partial(self._chunk, ref))
+                await self._router.stage(self._target, ref, partial(self._source, ref))
             command = Deliver(self._partition.number, first, messages)
             result = await self._router.submit_to(self._target, command)
-        except ProposalError as error:
+        except (ProposalError, StoreDown) as error:
+            await self._pause(str(error))
+            return True
+        except ValueLost as error:
+            # Messages are taken in order, so those behind it wait too. It goes on when the object is back.
+            self._objects.report(error, f"partition {self._partition.number}: messages to {self._target} wait")
             await self._pause(str(error))
             return True
         if result.code == 409:
@@ -393,8 +409,15 @@ class Outbox:
         self._partition.submit(TrimOutbox(self._target, last))
         return True
 
-    def _chunk(self, ref: Ref, index: int) -> bytes:
+    async def _source(self, ref: Ref) -> Chunk:
         """The message keeps it here until it is taken there."""
+        with self._partition.state.read() as txn:
+            name = queries.place(txn, ref.data)
+        if not name:
+            return partial(self._chunk, ref)
+        return pieces_of(await self._objects.get(self._partition.number, ref.data, name))
+
+    def _chunk(self, ref: Ref, index: int) -> bytes:
         with self._partition.state.read() as txn:
             return queries.chunk(txn, ref.data, index)
 

@@ -214,7 +214,45 @@ class Metrics:
             "holdfast_completed_bytes", "Of completed invocations that are kept.", statistics.completed_bytes
         )
         yield GaugeMetricFamily("holdfast_blobs", "Large values that are kept, each counted once.", statistics.blobs)
-        yield GaugeMetricFamily("holdfast_blob_bytes", "Of large values that are kept.", statistics.blob_bytes)
+        yield GaugeMetricFamily(
+            "holdfast_blob_bytes", "Of large values that are kept in pieces, in the state.", statistics.blob_bytes
+        )
+        yield GaugeMetricFamily(
+            "holdfast_blobs_stored", "Of the large values that are kept, those in the shared store.", statistics.stored
+        )
+        yield GaugeMetricFamily("holdfast_blob_stored_bytes", "Of large values there.", statistics.stored_bytes)
+        yield GaugeMetricFamily(
+            "holdfast_blob_objects_gone",
+            "Objects there that nothing refers to, until they are deleted.",
+            statistics.gone,
+        )
+
+    def _objects(self) -> Iterator[Metric]:
+        objects = self._node.objects
+        yield GaugeMetricFamily(
+            "holdfast_blob_store_usable", "1: large values go to the shared store.", float(objects.why_not() is None)
+        )
+        yield CounterMetricFamily("holdfast_blob_puts", "Large values put into the store.", objects.puts)
+        yield CounterMetricFamily("holdfast_blob_put_bytes", "Of them.", objects.put_bytes)
+        yield CounterMetricFamily(
+            "holdfast_blob_fallbacks", "Large values that the store did not take, and the log did.", objects.fallbacks
+        )
+        yield CounterMetricFamily("holdfast_blob_gets", "Large values fetched from the store.", objects.gets)
+        yield CounterMetricFamily("holdfast_blob_get_bytes", "Of them.", objects.get_bytes)
+        yield CounterMetricFamily("holdfast_blob_cache_hits", "Not fetched, because at hand.", objects.cache_hits)
+        yield CounterMetricFamily(
+            "holdfast_blob_get_failures", "Fetches that failed, and are tried again.", objects.reading.failures_total
+        )
+        yield CounterMetricFamily(
+            "holdfast_blob_lost", "Times that a value was missing from the store, or damaged there.", objects.lost
+        )
+        yield CounterMetricFamily("holdfast_blob_objects_deleted", "Objects deleted.", objects.deleted)
+        yield CounterMetricFamily(
+            "holdfast_blob_objects_swept", "Objects deleted that no state had heard of.", objects.swept
+        )
+        yield CounterMetricFamily(
+            "holdfast_blob_chore_failures", "Tries to delete or to list that failed.", objects.chores.failures_total
+        )
 
     def _edges(self) -> Iterator[Metric]:
         invoker = self._node.invoker
@@ -241,6 +279,7 @@ class Metrics:
         yield GaugeMetricFamily(
             "holdfast_blobs_staging_bytes", "Of large values of handlers that no log has yet.", invoker.staging_bytes
         )
+        yield from self._objects()
         yield CounterMetricFamily(
             "holdfast_handovers_hurried",
             "Partitions given up before all their attempts had ended a step: such a step runs again elsewhere.",

@@ -33,6 +33,7 @@ from holdfast.cluster.leader import Leadership, limits_of
 from holdfast.cluster.leftovers import Leftovers
 from holdfast.cluster.metalog import META, MetaLog
 from holdfast.cluster.metrics import Metrics
+from holdfast.cluster.objects import Objects
 from holdfast.cluster.operations import Operations
 from holdfast.cluster.partition import Bounds, Partition, PartitionMachine
 from holdfast.cluster.reader import Reader
@@ -154,13 +155,17 @@ class Node:
             await self._join()
             await self._open_doors()
             await self._doorman.stop()
-            self.snapshots.run(self.snapshots.watch_store())
+            self._watch_store()
             self._behind = {it.number for it in self.hosted.values() if len(it.group.status().members) > 1}
             self._behind.update(group - FIRST_PARTITION_GROUP for group in self.log.host.hollow)
             self._introducing = asyncio.ensure_future(self._settle_in())
         except BaseException:
             await self.stop()
             raise
+
+    def _watch_store(self) -> None:
+        self.snapshots.run(self.snapshots.watch_store())
+        self.snapshots.run(self.objects.watch())
 
     async def _make_rooms(self) -> None:
         """Everything that stands before the log is opened, and nothing of it runs yet."""
@@ -182,10 +187,14 @@ class Node:
             leader=lambda number: self.router.leader(number),
             restored=restored_directory(config.data, self.founding),
         )
+        self.objects = self.stager.objects = Objects(
+            self.snapshots, self.clock, members=self._other_members, connected=self._connected
+        )
         self.catch_up = CatchUp(self.snapshots)
         self._opening = Complaints("opening the state of a partition")
         self.backups = Backups(
             self.snapshots,
+            self.objects,
             self.hosted,
             count=lambda: self._count,
             leader=lambda number: self.router.leader(number),
@@ -204,6 +213,7 @@ class Node:
             trouble=self._link_trouble,
         )
         self.invoker = self._invoker()
+        self.invoker.objects = self.objects
         self.leftovers.going.update(self._partitions_on_disk())
 
     async def _join(self) -> None:
@@ -225,7 +235,13 @@ class Node:
         self.invoker.fresh = self.meta_log.fresh
         for number in sorted({*self.machines} - hollow):
             self._adopt(number)
-        self.reader = Reader(self._count, self.hosted, fresh=self.router.fresh, elsewhere=self.router.ask_replica)
+        self.reader = Reader(
+            self._count,
+            self.hosted,
+            fresh=self.router.fresh,
+            elsewhere=self.router.ask_replica,
+            objects=self.objects,
+        )
         self.rpc.serve("read", self.reader.serve)
         self.registry.in_flight = self.reader.in_flight
         self.operations = Operations(
@@ -564,6 +580,11 @@ class Node:
         replicas = self.meta.state.membership.table.get(number)
         return replicas.members if replicas is not None else ()
 
+    def _other_members(self) -> set[str]:
+        """Whoever is in the cluster, up or down, beside us."""
+        nodes = self.meta.state.membership.nodes
+        return {name for name, node in nodes.items() if node.state != REMOVED and name != self.config.node}
+
     def _no_room(self) -> str | None:
         """Why nothing more can be appended here, or not even what is committed can be applied."""
         refusal = self.log.host.no_room()
@@ -652,6 +673,7 @@ class Node:
         await self.leftovers.stop()
         await self.rpc.stop()
         await copying
+        await self.objects.stop()
         await self.snapshots.stop()
         # `Handover` has done what could be done, and knows better who should not be asked.
         await self.log.stop(handover_s=LOG_HANDOVER_S if self.watches is None else 0.0)
@@ -746,6 +768,7 @@ class Node:
                 self.invoker,
                 self.router,
                 self.replies,
+                self.objects,
                 limits=limits_of(self.config),
             )
             partition.leadership = leadership

@@ -208,6 +208,8 @@ class Partition:
         self.leadership: Leads | None = None
         #: On its messages to other partitions, while all partitions are being copied.
         self.messages = Hold()
+        #: On the deleting of objects that its state referred to, while a copy of that state is made.
+        self.objects = Hold()
         #: Who waits at this node for outcomes; the node sets it.
         self.settle: Callable[[bytes, list[Any]], None] = lambda *_: None
         #: Why no majority would take an entry, although we would; the node sets it.

@@ -16,13 +16,14 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from holdfast.cluster.errors import BadRequest, NotFound
 from holdfast.cluster.ingress import Found
+from holdfast.cluster.objects import Objects, ValueLost
 from holdfast.cluster.rpc import Refused
 from holdfast.log.errors import NotHosted, ProposalError
 from holdfast.log.messages import APP_BYTES_MAX
 from holdfast.sdk.protocol import InvocationId, Step, partition_key, partition_of, unpack_step
 from holdfast.statemachine import queries, refs
 from holdfast.statemachine.blobs import chunks_of
-from holdfast.statemachine.commands import Ref
+from holdfast.statemachine.commands import Payload, Ref
 from holdfast.statemachine.effects import Status
 from holdfast.statemachine.queries import FailedAttempt, Filter, ServiceStatistics, Statistics
 from holdfast.statemachine.records import (
@@ -78,7 +79,7 @@ class Keyed(NamedTuple):
     """One virtual object or workflow."""
 
     record: Object | None
-    state: dict[str, bytes]
+    state: dict[str, Payload]  # References are only on the way: see `Reader.keyed`.
     complete: bool
 
 
@@ -96,11 +97,13 @@ class Reader:
         *,
         fresh: Callable[[int], Awaitable[None]],
         elsewhere: Callable[[int, str, Any], Awaitable[Any]],
+        objects: Objects,
     ) -> None:
         self.count = count
         self._hosted = hosted
         self._fresh = fresh
         self._elsewhere = elsewhere
+        self._objects = objects
 
     async def _ask(self, number: int, question: str, *arguments: Any, fresh: bool = True) -> Any:
         if number not in self._hosted:
@@ -138,8 +141,11 @@ class Reader:
         return found
 
     async def value(self, id_: bytes, ref: Ref) -> bytes:
-        """A large value of the partition of `id_`, in slices. Whoever was told of it may be ahead of the replica here."""
-        number = partition_of(id_, self.count)
+        """A large value of the partition of `id_`. Raises NotFound, StoreDown, ValueLost or a ProposalError."""
+        return await self._value(partition_of(id_, self.count), ref)
+
+    async def _value(self, number: int, ref: Ref) -> bytes:
+        """In slices, or from the shared store. Whoever was told of it may be ahead of the replica here."""
         slices: list[bytes] = []
         for first in range(0, chunks_of(refs.stored_size(ref.data)), SLICE_CHUNKS):
             found = await self._ask(number, "blob", ref.data, first, fresh=False)
@@ -147,9 +153,24 @@ class Reader:
                 found = await self._ask(number, "blob", ref.data, first)
             if found is None:
                 raise NotFound("the value is no longer kept")
+            if isinstance(found, str):
+                return refs.restored(ref, await self._stored(number, ref, found))
             slices.append(found)
             await asyncio.sleep(0)
         return refs.restored(ref, b"".join(slices))
+
+    async def _stored(self, number: int, ref: Ref, name: str) -> bytes:
+        """A replica that is behind may name an object that is deleted: only who is up to date can say that one is lost."""
+        try:
+            return await self._objects.get(number, ref.data, name)
+        except ValueLost as error:
+            now = await self._ask(number, "blob", ref.data, 0)
+            if not isinstance(now, str):
+                raise NotFound("the value is no longer kept") from None
+            if now != name:
+                return await self._objects.get(number, ref.data, now)
+            self._objects.report(error, f"partition {number}")
+            raise
 
     async def describe(self, id_: InvocationId) -> Description | None:
         found: Description | None = await self._ask(partition_of(id_, self.count), "describe", id_)
@@ -185,8 +206,13 @@ class Reader:
         return Page(found, None if number > last else _format_cursor(number, after))
 
     async def keyed(self, service: str, key: str) -> Keyed:
-        keyed: Keyed = await self._ask(partition_of(partition_key(service, key), self.count), "keyed", service, key)
-        return keyed
+        number = partition_of(partition_key(service, key), self.count)
+        keyed: Keyed = await self._ask(number, "keyed", service, key)
+        state = dict(keyed.state)
+        for name, payload in keyed.state.items():
+            if not isinstance(payload, bytes):
+                state[name] = await self._value(number, payload)
+        return keyed._replace(state=state)
 
     async def statistics(self, *, fresh: bool = False) -> Statistics:
         """Of all partitions together."""
@@ -218,9 +244,12 @@ def _completed(txn: ReadTxn, ids: list[bytes]) -> list[tuple[bytes, list[Any]]]:
     return [(invocation, outcome) for invocation, outcome in found if outcome is not None]
 
 
-def _blob(txn: ReadTxn, blob: bytes, first: int) -> bytes | None:
+def _blob(txn: ReadTxn, blob: bytes, first: int) -> bytes | str | None:
+    """A slice of it, or the name of its object in the shared store."""
     last = min(first + SLICE_CHUNKS, chunks_of(refs.stored_size(blob)))
     try:
+        if name := queries.place(txn, blob):
+            return name
         return b"".join([queries.chunk(txn, blob, index) for index in range(first, last)])
     except queries.Gone:
         return None
@@ -315,6 +344,9 @@ def add_statistics(each: Sequence[Statistics]) -> Statistics:
         sum(one.completed_bytes for one in each),
         sum(one.blobs for one in each),
         sum(one.blob_bytes for one in each),
+        sum(one.stored for one in each),
+        sum(one.stored_bytes for one in each),
+        sum(one.gone for one in each),
     )
 
 

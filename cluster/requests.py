@@ -17,6 +17,7 @@ import aiohttp
 
 from holdfast.cluster.attempts import Attempt, Deferred, encode
 from holdfast.cluster.frames import LAST
+from holdfast.cluster.objects import StoreDown, ValueLost
 from holdfast.sdk.protocol import (
     BATCH_BYTES_MAX,
     TO_NODE,
@@ -100,11 +101,15 @@ class Requests:
                 self._invoker.fail(attempt, [1, 413, text, "TooLarge"], pause=True)
             elif large:
                 async with self._large:
-                    message = await encode([Deferred(attempt, start, large)], self._gone)
+                    whole = Deferred(attempt, start, large)
+                    await whole.fetch(self._invoker.objects)
+                    message = await encode([whole], self._gone)
                     if message is not None:
                         await self._request(attempt, start, message)
             else:
                 await self._request(attempt, start, encode_batch([start]))
+        except (StoreDown, ValueLost) as error:
+            self._invoker.unreadable(attempt, error)
         except ProtocolError as error:
             text = f"the endpoint does not speak the protocol: {error}"
             logger.error("deployment %s: %s", self._endpoint.deployment, text)

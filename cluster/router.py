@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from holdfast.cluster.blobs import Chunk, Stager
+from holdfast.cluster.blobs import Source, Stager
 from holdfast.cluster.partition import Partition
 from holdfast.cluster.replies import Replies
 from holdfast.cluster.rpc import Answer, Refused, Rpc, Unanswered
@@ -32,6 +32,7 @@ from holdfast.statemachine.commands import (
     CompleteStep,
     Deliver,
     Invoke,
+    KeepBlob,
     Kill,
     Pause,
     Purge,
@@ -51,7 +52,7 @@ from holdfast.statemachine.effects import Result
 IDEMPOTENT: Final = frozenset(
     {
         Invoke, Deliver, Kill, Pause, Resume, Restart, Purge, Redispatch, CompletePromise, CompleteStep, TouchBlob,
-        PutBlob,
+        PutBlob, KeepBlob,
     }
 )  # fmt: skip
 
@@ -162,9 +163,10 @@ class Router:
                 return result
         raise errors.Overloaded(f"partition {number} is too slow: what was staged there is gone before it is used")
 
-    async def stage(self, number: int, ref: Ref, chunk: Chunk) -> None:
-        """Have a value in another partition before a message that refers to it goes there. Raises ProposalError."""
-        await self.stager.stage(number, ref, chunk, partial(self._submit, number))
+    async def stage(self, number: int, ref: Ref, source: Source) -> None:
+        """Have a value in another partition before a message that refers to it goes there. Raises ProposalError, and
+        whatever `source` does."""
+        await self.stager.stage(number, ref, source, partial(self._submit, number))
 
     async def _submit(self, number: int, command: Command, wait_s: float = WAIT_S) -> Result:
         try:

@@ -275,7 +275,7 @@ def show_keyed(service: str, key: str, keyed: Keyed) -> dict[str, Any]:
         "key": key,
         "held_by": format_id(record.holder) if record is not None and record.holder else None,
         "waiting": record.waiting if record is not None else 0,
-        "state": {name: show_payload(payload, len(payload)) for name, payload in keyed.state.items()},
+        "state": {name: show_payload(payload, refs.size_of(payload)) for name, payload in keyed.state.items()},
         "complete": keyed.complete,
     }
 
@@ -309,6 +309,7 @@ async def show_cluster(node: Node) -> dict[str, Any]:
             for name, member in sorted(membership.nodes.items())
         ],
         "snapshots": show_snapshots(node.snapshots),
+        "blobs": node.objects.show(),
         "meta": _show_group(log.group(META_GROUP)),
         "partitions": [
             {

@@ -61,6 +61,9 @@ UPLOADS_AT_A_TIME: Final = 2
 FETCHES_AT_A_TIME: Final = 2
 #: What a peer asked for a moment ago is not removed under its hands.
 SERVED_PIN_S: Final = 120.0
+#: A store that failed is looked at again soon: large values go through the log meanwhile.
+STORE_RETRY_S: Final = 5.0
+STORE_RETRY_S_MAX: Final = 60.0
 REPEAT_S: Final = 600.0  # The same complaint is not logged more often.
 
 
@@ -141,7 +144,7 @@ class Snapshots:
         self.fetches = asyncio.Semaphore(FETCHES_AT_A_TIME)
         self.throttle = Throttle(config.snapshot_rate_bytes)
         self.bytes_served = 0
-        self.store_policy = Policy()
+        self.store_policy = Policy(retry_s=STORE_RETRY_S, retry_max_s=STORE_RETRY_S_MAX)
         self.store_complaints = Complaints(f"the store of snapshots {config.snapshots}")
         self.stopping = False
         self._disk = disk
@@ -150,6 +153,7 @@ class Snapshots:
         self._source = PeerSource(self._served_directory)
         self._served: dict[tuple[int, str], float] = {}
         self._store: Store | None = None
+        self._hasty_store: Store | None = None
         self._store_lock = Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         rpc.serve("snapshot", self._serve)
@@ -176,6 +180,13 @@ class Snapshots:
             if self._store is None:
                 self._store = open_store(self.config.snapshots)
             return self._store
+
+    def hasty_store(self) -> Store:
+        """The same one, for requests that somebody waits for. Blocks too."""
+        with self._store_lock:
+            if self._hasty_store is None:
+                self._hasty_store = open_store(self.config.snapshots, hasty=True)
+            return self._hasty_store
 
     @property
     def shared(self) -> bool:
@@ -432,9 +443,10 @@ class Keeper:
         machine, state, home = self.partition.machine, self.partition.state, self.home
         newest = self.newest
         if newest is not None and newest.header.meta.index == machine.applied[0]:
-            self._grant_wishes(newest)  # There is nothing that it lacks.
+            self._grant_wishes(newest, len(self._wishes))  # There is nothing that it lacks.
             return
         async with home.cuts:
+            asked = len(self._wishes)  # Whoever asks while the copy is made wants a later state than that.
             epoch, members = self.group.status().epoch, self.group.status().members
             bytes_applied, began = machine.bytes_applied, time.monotonic()
 
@@ -470,12 +482,14 @@ class Keeper:
             self.partition.number, file.header.meta.index, file.header.file_bytes, took, reason,
         )  # fmt: skip
         self.accept(file)
-        self._grant_wishes(file)
+        self._grant_wishes(file, asked)
+        if self._wishes:
+            self._wake.set()
         self._trim(at_least=1)
         await asyncio.to_thread(self._prune)
 
-    def _grant_wishes(self, file: SnapshotFile) -> None:
-        wishes, self._wishes = self._wishes, []
+    def _grant_wishes(self, file: SnapshotFile, count: int) -> None:
+        wishes, self._wishes = self._wishes[:count], self._wishes[count:]
         for wish in wishes:
             if not wish.done():
                 wish.set_result(file)

@@ -2,7 +2,7 @@
 
 `cut` copies a working LMDB environment into a file whose header says what it is (`format`). `catalog` keeps such files in a
 store, a directory or S3 (`stores`); `transfer` brings one back from there or from a peer; `restore` puts it in the place
-of a state, atomically. `policy` decides when, `blobs` keeps large payloads in the same stores.
+of a state, atomically. `policy` decides when.
 docs/snapshots.md tells it whole.
 
 Nothing here knows what the state means, who leads, or when it is time: `cluster` does, and calls.

@@ -31,6 +31,7 @@ from holdfast.snapshots.restore import stage_blocking
 from holdfast.snapshots.stores import Store
 from holdfast.snapshots.transfer import fetch_blocking
 from holdfast.snapshots.work import PIECE_BYTES, Work
+from holdfast.statemachine import queries
 from holdfast.statemachine.marks import Marks, read_marks, why_not_together
 
 FORMAT: Final = 1
@@ -311,6 +312,8 @@ def _marks_in(file: Path, directory: Path) -> Marks:
 
     def look(env: lmdb.Environment) -> None:
         with env.begin() as txn:
+            if queries.meta(_Reading(txn)).stored:
+                raise Corrupted(file, "some of its large values are not in it")
             found.append(read_marks(_Reading(txn)))
 
     staged = stage_blocking(file, directory, prepare=look)

@@ -118,8 +118,11 @@ class DirectoryStore:
                 continue  # Deleted while we looked.
 
     def delete(self, name: str) -> None:
+        path = self._path(name)
+        if not self.directory.is_dir():
+            raise BucketMissing(self.url, "the directory does not exist")
         with self._edge(name):
-            self._path(name).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
     def check(self) -> None:
         probe(self)

@@ -1,9 +1,9 @@
 """Where files are kept beside the node's own disk: one interface, a directory and S3 behind it.
 
 A store holds whole objects under names, and each name is written once: whoever writes a name again writes the same bytes,
-because names carry what makes the content unique (`format.name_of`, `blobs`). So nothing here needs conditional writes,
-locks or versions, which some S3 servers lack and others silently ignore. What a store returns is checked by those who know
-what it must be: snapshots and blobs carry their sha256.
+because names carry what makes the content unique (`format.name_of`, `statemachine.blobs.object_name`). So nothing here
+needs conditional writes, locks or versions, which some S3 servers lack and others silently ignore. What a store returns is
+checked by those who know what it must be: snapshots and large values carry their sha256.
 
 The calls block; they belong in a thread (`work.in_thread`). They may be made from many threads at once.
 """
@@ -108,8 +108,11 @@ def check_store_url(url: str) -> Path | S3Place:
     return Path(unquote(parts.path))
 
 
-def open_store(url: str) -> Store:
-    """A directory, file:///directory or s3://bucket/prefix?endpoint_url=...&region=...&style=path|virtual&profile=..."""
+def open_store(url: str, *, hasty: bool = False) -> Store:
+    """A directory, file:///directory or s3://bucket/prefix?endpoint_url=...&region=...&style=path|virtual&profile=...
+
+    `hasty`: for small objects that somebody waits for. A server that does not answer is given up soon.
+    """
     from holdfast.snapshots.directory import DirectoryStore  # Not above: they import this module,
 
     place = check_store_url(url)
@@ -117,7 +120,7 @@ def open_store(url: str) -> Store:
         return DirectoryStore(place)
     from holdfast.snapshots.s3 import S3Store  # and boto3 takes a while to load.
 
-    return S3Store(place)
+    return S3Store(place.hasty() if hasty else place)
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,15 @@ class S3Place:
     connect_timeout_s: float = 5.0
     read_timeout_s: float = 30.0
     part_bytes: int = 16 << 20
+
+    def hasty(self) -> S3Place:
+        """The same place with less patience."""
+        return replace(
+            self,
+            attempts=min(self.attempts, 2),
+            connect_timeout_s=min(self.connect_timeout_s, 3.0),
+            read_timeout_s=min(self.read_timeout_s, 10.0),
+        )
 
 
 _TEXTS: Final = ("endpoint_url", "region", "style", "profile")

@@ -11,6 +11,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from holdfast.snapshots.errors import Cancelled
@@ -137,3 +138,38 @@ async def in_thread(
     if failure is not None:
         raise failure
     return result  # type: ignore[return-value]
+
+
+def beside(function: Callable[[], T]) -> asyncio.Future[T]:
+    """Run `function` in a thread that may be left behind: for a request that holds nothing of ours and may hang.
+
+    The future is done when the thread is. Whoever stops waiting shields it, and bounds how many there are.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[T] = loop.create_future()
+    ended.add_done_callback(_hear)
+
+    def tell(result: T | None, error: BaseException | None) -> None:
+        if ended.done():
+            return
+        if error is not None:
+            ended.set_exception(error)
+        else:
+            ended.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        try:
+            outcome: tuple[T | None, BaseException | None] = (function(), None)
+        except Exception as error:
+            outcome = (None, error)
+        with suppress(RuntimeError):  # The loop is closed: nobody wants to know any more.
+            loop.call_soon_threadsafe(tell, *outcome)
+
+    threading.Thread(target=run, name="holdfast-store", daemon=True).start()
+    return ended
+
+
+def _hear(ended: asyncio.Future[T]) -> None:
+    """An error that nobody waits for any more is no news."""
+    if not ended.cancelled():
+        ended.exception()

@@ -10,7 +10,7 @@ from typing import Final
 
 from holdfast.sdk.protocol import Failure
 from holdfast.statemachine import timers
-from holdfast.statemachine.commands import FailAttempt, Pause, Redispatch, Resume, Retry
+from holdfast.statemachine.commands import FailAttempt, Pause, PostponeAttempt, Redispatch, Resume, Retry
 from holdfast.statemachine.effects import OK, AbortAttempt, First, Result, StartAttempt, Status
 from holdfast.statemachine.records import Count, Invocation, pack
 from holdfast.statemachine.state import State
@@ -130,6 +130,17 @@ def failed(
     record.due_ms = timers.due_in(state, retry_after_ms or backoff_ms(retry, record.failures, jitter))
     set_status(state, record, Status.BACKING_OFF)
     timers.arm(state, record.due_ms, record.id)
+
+
+def postpone(state: State, command: PostponeAttempt) -> Result:
+    record = current(state, command.id, command.epoch)
+    if record is None:
+        return STALE
+    state.put(FAILURE + record.id, pack([record.epoch, state.now_ms, *command.failure[1:]]))
+    record.due_ms = timers.due_in(state, max(command.delay_ms, 0))
+    set_status(state, record, Status.BACKING_OFF)
+    timers.arm(state, record.due_ms, record.id)
+    return OK
 
 
 def gives_up(state: State, retry: Retry, failures: int, since_ms: int) -> bool:

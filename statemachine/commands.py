@@ -298,11 +298,33 @@ class PutBlob(NamedTuple):
     data: bytes
 
 
+class KeepBlob(NamedTuple):
+    """A large value is in the shared store, under this name: see `blobs.object_name`."""
+
+    blob: bytes
+    object: str
+
+
+class ForgetObjects(NamedTuple):
+    """These objects of the shared store are deleted."""
+
+    objects: list[str]
+
+
+class PostponeAttempt(NamedTuple):
+    """An attempt cannot go on, through no fault of its own: begin another one later. Nothing is counted."""
+
+    id: bytes
+    epoch: int
+    failure: list[Any]
+    delay_ms: int
+
+
 Command: TypeAlias = (
     Announce | Invoke | Redispatch | RecordStep | RecordRunFailure | RecordIntent | RecordRunOutcome | AbandonStep
     | SuspendAttempt | Complete | FailAttempt | Cancel | Kill | Pause | Resume | Restart | Purge | DecideStep
     | CompleteStep | CompletePromise | SetState | AttachTo | FireTimers | Deliver | TrimOutbox | SetLimits
-    | TouchBlob | PutBlob
+    | TouchBlob | PutBlob | KeepBlob | ForgetObjects | PostponeAttempt
 )  # fmt: skip
 
 #: Numbers are for ever: a log written today is replayed by later releases.
@@ -311,6 +333,7 @@ NUMBERS: Final[dict[type[Any], int]] = {
     AbandonStep: 8, SuspendAttempt: 9, Complete: 10, FailAttempt: 11, Cancel: 12, Kill: 13, Pause: 14, Resume: 15,
     Restart: 16, Purge: 17, DecideStep: 18, CompleteStep: 19, CompletePromise: 20, SetState: 21, AttachTo: 22,
     FireTimers: 23, Deliver: 24, TrimOutbox: 25, SetLimits: 26, TouchBlob: 27, PutBlob: 28,
+    KeepBlob: 29, ForgetObjects: 30, PostponeAttempt: 31,
 }  # fmt: skip
 KINDS: Final = {number: kind for kind, number in NUMBERS.items()}
 _RETRY_AT: Final = {

@@ -89,6 +89,10 @@ class ArmTimer(NamedTuple):
     due_ms: int
 
 
+class DeleteObjects(NamedTuple):
+    """There are objects in the shared store that nothing refers to any more."""
+
+
 Effect: TypeAlias = (
     StartAttempt
     | Acknowledge
@@ -99,6 +103,7 @@ Effect: TypeAlias = (
     | Reply
     | FlushOutbox
     | ArmTimer
+    | DeleteObjects
 )
 
 

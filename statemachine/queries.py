@@ -8,12 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from hashlib import blake2b
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from holdfast.sdk.protocol import OP_NAMES, Op, format_awakeable, format_id, object_id
 from holdfast.statemachine import blobs, refs, retention, timers, values
 from holdfast.statemachine.commands import Payload, Ref
-from holdfast.statemachine.effects import STATUS_NAMES, ArmTimer, Effect, FlushOutbox, StartAttempt, Status
+from holdfast.statemachine.effects import (
+    STATUS_NAMES,
+    ArmTimer,
+    DeleteObjects,
+    Effect,
+    FlushOutbox,
+    StartAttempt,
+    Status,
+)
 from holdfast.statemachine.records import (
     STATUS_AT,
     Count,
@@ -32,6 +41,7 @@ from holdfast.statemachine.tables import (
     COMPLETED,
     DEPLOYMENT,
     FAILURE,
+    GONE,
     JOURNAL,
     META,
     OBJECT,
@@ -263,16 +273,18 @@ def list_objects(
     return found, None
 
 
-def eager_state(txn: ReadTxn, oid: bytes, bytes_max: int) -> tuple[dict[str, bytes], bool]:
-    """State up to so many bytes, and whether that is all of it."""
+def eager_state(txn: ReadTxn, oid: bytes, bytes_max: int) -> tuple[dict[str, Payload], bool]:
+    """State up to so many bytes, and whether that is all of it. A value that is in the shared store stays a reference."""
     prefix, size = VALUE + oid, 0
-    found: dict[str, bytes] = {}
+    found: dict[str, Payload] = {}
     for key, raw in txn.scan(prefix, after(prefix)):
         payload = values.stored(txn, key, raw)
         size += len(key) + refs.size_of(payload)
         if size > bytes_max:
             return found, False
-        found[key[17:].decode()] = payload if isinstance(payload, bytes) else whole(txn, payload)
+        if not isinstance(payload, bytes) and not place(txn, payload.data):
+            payload = whole(txn, payload)
+        found[key[17:].decode()] = payload
     return found, True
 
 
@@ -297,7 +309,7 @@ class Gone(LookupError):
 
 
 def chunk(txn: ReadTxn, blob: bytes, index: int) -> bytes:
-    """A piece of a blob, as it was staged. Raises Gone."""
+    """A piece of a blob, as it was staged. Raises Gone, also for one that is in the shared store: see `place`."""
     found = blobs.find(txn, blob)
     data = txn.get(blobs.chunk_key(blob, index)) if found is not None and blobs.is_whole(found) else None
     if data is None:
@@ -305,8 +317,21 @@ def chunk(txn: ReadTxn, blob: bytes, index: int) -> bytes:
     return data
 
 
+def place(txn: ReadTxn, blob: bytes) -> str:
+    """The name of its object in the shared store; empty if it is in pieces here. Raises Gone."""
+    found = blobs.find(txn, blob)
+    if found is None or not blobs.is_whole(found):
+        raise Gone(f"blob {blob[:32].hex()} is not here")
+    return found.object
+
+
+def objects_to_delete(txn: ReadTxn, limit: int) -> list[str]:
+    """Names of objects in the shared store that nothing refers to any more, at most so many."""
+    return [key[1:].decode() for key, _ in islice(txn.scan(GONE, after(GONE)), limit)]
+
+
 def whole(txn: ReadTxn, ref: Ref) -> bytes:
-    """The value that a reference stands for. Raises Gone."""
+    """The value that a reference stands for, if it is in pieces here. Raises Gone."""
     count = blobs.chunks_of(refs.stored_size(ref.data))
     return refs.restored(ref, b"".join([chunk(txn, ref.data, index) for index in range(count)]))
 
@@ -372,6 +397,8 @@ def pending_effects(txn: ReadTxn) -> Iterator[Effect]:
     due_ms = next_due(txn)
     if due_ms is not None:
         yield ArmTimer(due_ms)
+    if objects_to_delete(txn, 1):
+        yield DeleteObjects()
     for target in outbox_targets(txn):
         yield FlushOutbox(target)
     for key, raw in txn.scan(ACTIVE, after(ACTIVE)):
@@ -412,7 +439,10 @@ class Statistics(NamedTuple):
     completed: int
     completed_bytes: int
     blobs: int = 0  # large values, each counted once
-    blob_bytes: int = 0
+    blob_bytes: int = 0  # of those that are in pieces here
+    stored: int = 0  # of the large values, those that are in the shared store,
+    stored_bytes: int = 0
+    gone: int = 0  # and objects there that are still to be deleted
 
     @property
     def by_status(self) -> dict[str, int]:
@@ -436,6 +466,9 @@ def statistics(txn: ReadTxn) -> Statistics:
         about.completed_bytes,
         about.blobs,
         about.blob_bytes,
+        about.stored,
+        about.stored_bytes,
+        about.gone,
     )
 
 

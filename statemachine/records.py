@@ -139,12 +139,13 @@ def unpack_object(oid: bytes, raw: bytes) -> Object:
 
 @dataclass(slots=True)
 class Blob:
-    """A large value, or as much of it as was staged."""
+    """A large value: an object of the shared store, or pieces here, or as many of them as were staged."""
 
     id: bytes  # The key; not packed. sha256 and size.
     chunks: int = 0  # how many pieces are here
     refs: int = 0  # how many records refer to it
     due_ms: int = 0  # when it goes; 0: not while something refers to it
+    object: str = ""  # its name in the shared store, below the partition's; empty: it is in pieces here
 
 
 _blob_row = attrgetter(*[field.name for field in fields(Blob)][1:])
@@ -175,6 +176,9 @@ class Meta:
     journal_blob_bytes_max: int = 256 * 1024 * 1024  # of large values in one journal
     blobs: int = 0
     blob_bytes: int = 0  # of the pieces that are here
+    stored: int = 0  # of the blobs, those that are in the shared store,
+    stored_bytes: int = 0
+    gone: int = 0  # and objects there that are still to be deleted
 
 
 _meta_row = attrgetter(*[field.name for field in fields(Meta)])

@@ -10,7 +10,7 @@ from struct import Struct
 from typing import Final
 
 #: Of all records below. Raised when an older release could not read what this one writes: it then refuses to.
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 
 META: Final = b"M"  # the one record about the partition itself
 ACTIVE: Final = b"A"  # id -> Invocation
@@ -32,8 +32,9 @@ SENT: Final = b"o"  # target -> the newest sequence in its outbox
 TAKEN: Final = b"i"  # source -> the newest sequence taken from it
 SERVICE: Final = b"N"  # service name -> counters
 BLOB: Final = b"B"  # blob -> Blob
-CHUNK: Final = b"b"  # blob, offset of the piece -> its bytes
+CHUNK: Final = b"b"  # blob, offset of the piece -> its bytes; none for one that is in the shared store
 BLOB_DUE: Final = b"G"  # due, blob -> nothing: when one that nothing refers to goes
+GONE: Final = b"g"  # name -> nothing: objects of the shared store that nothing refers to, until they are deleted
 DEPLOYMENT: Final = b"D"  # deployment -> how many active invocations are pinned to it
 
 #: The step of a timer that concerns the invocation itself: its start or its next attempt.

@@ -195,7 +195,9 @@ class Books:
             for record in queries.list_objects(txn, service, b"", 10_000)[0]:
                 state, complete = queries.eager_state(txn, record.id, 1 << 30)
                 assert complete
-                yield from json.loads(state.get("entries", b"[]"))
+                entries = state.get("entries", b"[]")
+                assert isinstance(entries, bytes)
+                yield from json.loads(entries)
 
     # -- backups
 

@@ -292,6 +292,7 @@ class World:
         await node.invoker.close()
         await node.registry.close()
         await node.backups.stop()
+        await node.objects.stop()
         await node.snapshots.stop()
         await node.log.stop(handover_s=0.0)
         for machine in node.machines.values():

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from holdfast.cluster import invoker, requests
-from holdfast.cluster.blobs import WINDOW_CHUNKS, Stager
+from holdfast.cluster.blobs import WINDOW_CHUNKS, Chunk, Stager, pieces_of
 from holdfast.cluster.clock import Clock
 from holdfast.cluster.partition import Partition
 from holdfast.sdk import Context, ObjectContext, Service, VirtualObject
@@ -632,11 +632,11 @@ async def test_a_piece_that_cannot_be_put_fails_the_whole_and_frees_the_way(tmp_
 
     ref, stored = refs.make(LARGE)
 
-    def chunk(index: int) -> bytes:
-        return bytes(stored[index * CHUNK_BYTES :][:CHUNK_BYTES])
+    async def source() -> Chunk:
+        return pieces_of(stored)
 
     with pytest.raises(ConnectionError):
-        await stager.stage(0, ref, chunk, put)
+        await stager.stage(0, ref, source, put)
     failing[0] = False
-    await stager.stage(0, ref, chunk, put)
+    await stager.stage(0, ref, source, put)
     assert stager.staged == 1

@@ -74,6 +74,8 @@ def test_a_file_is_read_and_variables_win_over_it(tmp_path: Path) -> None:
         ({"HOLDFAST_REPLICATION": "8"}, "HOLDFAST_REPLICATION: 8 is not a whole number from 1 to 7"),
         ({"HOLDFAST_ZONE": "a b"}, "HOLDFAST_ZONE: 'a b' is not a name"),
         ({"HOLDFAST_CLUSTER": "c" * 55}, f"HOLDFAST_CLUSTER: '{'c' * 55}' is longer than 54 characters"),
+        ({"HOLDFAST_BLOBS": "s3"}, "HOLDFAST_BLOBS: 's3' is neither store, nor log, nor auto"),
+        ({"HOLDFAST_BLOBS": "store"}, "blobs: large values cannot go to a store while there is none"),
         ({"HOLDFAST_PUBLIC_ADMIN_URL": "n1:9070"}, "HOLDFAST_PUBLIC_ADMIN_URL: 'n1:9070' is not a URL"),
     ],
 )

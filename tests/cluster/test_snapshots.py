@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from holdfast.cluster import snapshots
 from holdfast.cluster.snapshots import Keeper, listed
 from holdfast.sdk.protocol import Op
+from holdfast.snapshots.cut import cut_blocking
 from holdfast.snapshots.files import SteadyWriter
 from holdfast.snapshots.format import SnapshotFile, verify
 from tests.cluster.harness import Handled, World, eventually, world
@@ -64,6 +66,32 @@ async def test_a_snapshot_is_cut_beside_the_work_and_the_log_is_trimmed_behind_i
         assert header.meta.group == 2 and header.meta.members == ("n1",) and header.meta.node == "n1"
         assert base(it) <= header.meta.index - 50, "the tail stays"
         assert it.node.partitions[0].machine.snapshot() is not None
+
+
+async def test_who_asks_for_a_snapshot_while_one_is_cut_gets_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path, partitions=1) as it:
+        await it.register(COUNTER)
+        await it.call("counter/add", key="k")
+        loop, cutting, go = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+        def late(*args: Any) -> SnapshotFile:
+            file = cut_blocking(*args)
+            loop.call_soon_threadsafe(cutting.set)
+            go.wait()
+            return file
+
+        monkeypatch.setattr(snapshots, "cut_blocking", late)
+        first = asyncio.ensure_future(snapshot(it))
+        await cutting.wait()
+        await it.call("counter/add", key="k")
+        applied = it.node.partitions[0].machine.applied[0]
+        second = asyncio.ensure_future(snapshot(it))
+        await asyncio.sleep(0)
+        go.set()
+
+        assert (await first).header.meta.index < applied <= (await second).header.meta.index
 
 
 async def test_disk_use_levels_off_under_constant_load(tmp_path: Path) -> None:

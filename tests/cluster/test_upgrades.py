@@ -15,6 +15,7 @@ import lmdb
 import msgpack
 import pytest
 
+from holdfast.cluster.clock import Clock
 from holdfast.cluster.config import Config
 from holdfast.cluster.restoring import restore
 from holdfast.cluster.state import State, read_applied
@@ -23,7 +24,7 @@ from holdfast.sdk.protocol import InvocationId, Op
 from holdfast.snapshots.backups import find_backup, verify_backup
 from holdfast.snapshots.directory import DirectoryStore
 from holdfast.snapshots.errors import NewerVersion
-from holdfast.snapshots.format import verify
+from holdfast.snapshots.format import read_header, verify
 from holdfast.snapshots.restore import restore_blocking
 from holdfast.statemachine import queries, refs
 from holdfast.statemachine.commands import CompleteStep, Kill
@@ -50,6 +51,11 @@ async def wait(handled: Handled) -> None:
         outcome = handled.journal[1].outcome
         assert outcome is not None
         handled.output(outcome[1])
+
+
+def on_the_day(created_ms: int) -> Clock:
+    """What is completed is kept for a day. What was written is looked at as if on that day."""
+    return Clock(wall=lambda: float(created_ms))
 
 
 HANDLERS = {**COUNTER, "agent/wait": wait, "agent/echo": echo}
@@ -94,8 +100,11 @@ async def test_a_large_value_of_an_old_data_directory_is_still_there(tmp_path: P
         pytest.skip("there were none")
     with tarfile.open(archive) as packed:
         packed.extractall(tmp_path, filter="data")
-    it = World(tmp_path, partitions=1, log_tail=0)
+    store = tmp_path / "store"  # Since schema 3 it is there.
+    it = World(tmp_path, partitions=1, log_tail=0, snapshots=str(store) if store.exists() else "")
     it.boot = boot
+    [cut] = (tmp_path / "node").glob("snapshots/*/*/*.snapshot")
+    it.clock = on_the_day(read_header(cut).created_ms)
     await it.start()
 
     found = await it.node.reader.lookup(InvocationId(LARGE))
@@ -105,6 +114,7 @@ async def test_a_large_value_of_an_old_data_directory_is_still_there(tmp_path: P
     assert ref is not None and await it.node.reader.value(LARGE, ref) == LARGE_VALUE
     with it.node.partitions[0].state.read() as txn:
         invariants.check(txn)
+        assert bool(queries.place(txn, ref.data)) == store.exists()
     await it.stop()
 
 
@@ -116,6 +126,7 @@ async def test_a_cluster_is_made_from_an_old_backup(tmp_path: Path, archive: Pat
     manifest = find_backup(place, None, schema_max=SCHEMA)
     verify_backup(place, manifest, tmp_path / "scratch", first_group=2, schema_max=SCHEMA)
     it = World(tmp_path)
+    it.clock = on_the_day(manifest.created_ms)
     restore(Config(data=tmp_path / "node"), place, manifest)
 
     await it.start()
@@ -124,6 +135,10 @@ async def test_a_cluster_is_made_from_an_old_backup(tmp_path: Path, archive: Pat
     await it.register(HANDLERS)
     assert await it.call("counter/add", key="k") == [0, b"31"]
     await it.reaches(WAITING, Status.SUSPENDED)
+    found = await it.node.reader.lookup(InvocationId(LARGE))
+    assert (found is not None) == (archive.name != "backup-1.tar.gz"), "there were no large values"
+    if found is not None:
+        assert await it.node.reader.value(LARGE, refs.make(LARGE_VALUE)[0]) == LARGE_VALUE
     await it.stop()
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from holdfast.snapshots import files
 from holdfast.snapshots.directory import DirectoryStore
 from holdfast.snapshots.errors import BadStoreUrl, BucketMissing, Cancelled, Denied, NotFound
 from holdfast.snapshots.stores import S3Place, Store, check_name, open_store, parse_s3_url
@@ -243,3 +245,33 @@ def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
         open_store("s3://key:hunter2secret@bucket/prefix")
 
     assert "hunter2secret" not in str(caught.value)
+
+
+def test_a_directory_that_could_not_be_made_durable_is_not_taken_for_one_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+
+    def fails_once(path: Path) -> None:
+        synced.append(path)
+        if len(synced) == 1:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "sync_directory", fails_once)
+    with pytest.raises(OSError, match="No space"):
+        files.make_directory(tmp_path / "a")
+    files.make_directory(tmp_path / "a")
+
+    assert synced == [tmp_path, tmp_path] and (tmp_path / "a").is_dir()
+
+
+def test_nothing_is_deleted_from_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    """A mount that is away. Whoever is told that an object is deleted forgets it."""
+    with pytest.raises(BucketMissing):
+        DirectoryStore(tmp_path / "away").delete("a/b")
+
+
+def test_a_hasty_store_gives_up_sooner_and_not_later() -> None:
+    patient = parse_s3_url("s3://bucket/prefix?read_timeout_s=4")
+
+    assert patient.hasty() == replace(patient, attempts=2, connect_timeout_s=3.0, read_timeout_s=4.0)

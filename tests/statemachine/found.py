@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import msgpack
 
 from holdfast.sdk.protocol import unpack_step
-from holdfast.statemachine import queries
+from holdfast.statemachine import queries, refs
+from holdfast.statemachine.commands import Payload, Ref
 from holdfast.statemachine.txn import ReadTxn
 
 
-def objects_in(states: Iterable[ReadTxn]) -> tuple[dict[str, int], dict[str, list[str]]]:
+def plain(_: ReadTxn, payload: Payload) -> bytes:
+    """Where nothing is kept in a store beside the state."""
+    assert isinstance(payload, bytes)
+    return payload
+
+
+def objects_in(
+    states: Iterable[ReadTxn], value_in: Callable[[ReadTxn, Payload], bytes] = plain
+) -> tuple[dict[str, int], dict[str, list[str]]]:
     """(sums by key, what each sender's messages were seen as)"""
     sums: dict[str, int] = {}
     seen: dict[str, list[str]] = defaultdict(list)
@@ -23,18 +33,20 @@ def objects_in(states: Iterable[ReadTxn]) -> tuple[dict[str, int], dict[str, lis
             objects, cursor = queries.list_objects(txn, "objects", cursor, 100)
             for each in objects:
                 values, _ = queries.eager_state(txn, each.id, 1 << 20)
-                if "sum" in values:
-                    sums[each.key] = int(values["sum"])
-                for line in values.get("log", b"").decode().splitlines():
+                held = {name: value_in(txn, value) for name, value in values.items()}
+                if "sum" in held:
+                    sums[each.key] = int(held["sum"])
+                for line in held.get("log", b"").decode().splitlines():
                     sender, number = line.split()
                     seen[sender].append(f"{each.key} {number}")
     return sums, dict(seen)
 
 
-def value_of(txn: ReadTxn, ident: bytes, key: str) -> int:
+def value_of(txn: ReadTxn, ident: bytes, key: str, whole: Callable[[Ref], bytes] | None = None) -> int:
     """What `once` gives: found in the program by the path in its step key."""
     [raw] = queries.journal(txn, ident, 0, 1)
-    node: Any = msgpack.unpackb((unpack_step(queries.whole_step(txn, raw)).outcome or [0, b""])[1])
+    step = unpack_step(refs.filled_step(raw, whole or partial(queries.whole, txn)))
+    node: Any = msgpack.unpackb((step.outcome or [0, b""])[1])
     for part in key[1:].split("/"):
         number, *branches = part.split(".")
         node = node[int(number)]

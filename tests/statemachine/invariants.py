@@ -186,12 +186,18 @@ class Check:
             pieces[key[1:41]] += 1
             size += len(data)
         assert pieces == Counter({blob: row.chunks for blob, row in rows.items()})
+        stored = {blob: row.object for blob, row in rows.items() if row.object}
+        assert all(not rows[blob].chunks and blob[:32].hex() in name for blob, name in stored.items()), "one place each"
+        gone = {key[1:].decode() for key, _ in self.rows(tables.GONE)}
+        assert not gone & {*stored.values()}, "what is deleted is not referred to"
         assert counted == Counter({blob: row.refs for blob, row in rows.items() if row.refs})
         assert all(blobs.is_whole(row) for row in rows.values() if row.refs), "nothing refers to half a value"
         due = [(key[9:], int.from_bytes(key[1:9], "big")) for key, _ in self.rows(tables.BLOB_DUE)]
         assert sorted(due) == sorted((blob, row.due_ms) for blob, row in rows.items() if not row.refs)
         about = queries.meta(self.txn)
         assert (about.blobs, about.blob_bytes) == (len(rows), size)
+        sizes = sum(refs.stored_size(blob) for blob in stored)
+        assert (about.stored, about.stored_bytes, about.gone) == (len(stored), sizes, len(gone))
 
     @staticmethod
     def count(counted: Counter[bytes], ref: Ref | None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.sdk.protocol import OPS, Op
 from holdfast.statemachine import queries, refs
-from holdfast.statemachine.blobs import CHUNK_BYTES
+from holdfast.statemachine.blobs import CHUNK_BYTES, KEEP_MS, object_name
 from holdfast.statemachine.commands import (
     AbandonStep,
     Announce,
@@ -21,11 +21,14 @@ from holdfast.statemachine.commands import (
     Deliver,
     FailAttempt,
     FireTimers,
+    ForgetObjects,
     Invoke,
+    KeepBlob,
     Kill,
     Mode,
     Pause,
     Payload,
+    PostponeAttempt,
     Purge,
     PutBlob,
     RecordIntent,
@@ -59,7 +62,17 @@ def random_command(random: Random, txn: ReadTxn) -> Command:
     aimed at what there is; the others meet nothing, or what is over."""
     make = random.choice([_invoke, _step, _step, _step, _step, _step, _attempt, _other, _other, _timers, _blob])
     command = make(random)
+    if isinstance(command, KeepBlob) and random.random() < 0.9:
+        return _made_lately(random, command, txn)
+    if isinstance(command, ForgetObjects):
+        return ForgetObjects([*queries.objects_to_delete(txn, random.randrange(3)), *command.objects])
     return command if random.random() < 0.15 else _aimed(random, command, txn)
+
+
+def _made_lately(random: Random, command: KeepBlob, txn: ReadTxn) -> Command:
+    """An object of few, of about now, of long ago or of what is to come."""
+    about = queries.meta(txn).now_ms // 60_000 * 60_000 + random.choice([0, 0, 0, 0, KEEP_MS, -KEEP_MS, 3_600_000])
+    return command._replace(object=object_name(command.blob, max(about, 0), bytes([random.randrange(2)]) * 8))
 
 
 def _aimed(random: Random, command: Command, txn: ReadTxn) -> Command:
@@ -187,9 +200,11 @@ def _step(random: Random) -> Command:
 
 def _attempt(random: Random) -> Command:
     which, epoch = _ident(random), random.randrange(1, 4)
-    match random.randrange(4):
+    match random.randrange(5):
         case 0:
             return Redispatch(which, epoch)
+        case 3:
+            return PostponeAttempt(which, epoch, [1, 503, "not now", ""], _number(random, 99))
         case 1:
             return SuspendAttempt(which, epoch, [_number(random, 5) for _ in range(random.randrange(3))])
         case 2:
@@ -249,7 +264,11 @@ def _blob(random: Random) -> Command:
     ref, stored = refs.make(random.choice(BLOBS))
     index = random.randrange(-(-len(stored) // CHUNK_BYTES))
     data = bytes(stored[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES])
-    match random.randrange(12):
+    match random.randrange(20):
+        case 2 | 3 | 4 | 5 | 6:
+            return KeepBlob(ref.data, random.choice(["", "0" * 13, object_name(bytes(40), 0, bytes(8))]))
+        case 7:
+            return ForgetObjects(random.choice([[], [object_name(ref.data, 1, bytes(8))], ["", "\u20ac"]]))
         case 0:
             return TouchBlob(random.choice([ref.data, b"", bytes(40)]), random.random() < 0.5)
         case 1:

@@ -17,6 +17,7 @@ from holdfast.statemachine.commands import (
     FireTimers,
     Invoke,
     Mode,
+    Payload,
     RecordStep,
     decode_command,
     encode_command,
@@ -135,7 +136,7 @@ class Rig:
     def journal(self, which: bytes) -> list[Step]:
         return [unpack_step(raw) for raw in queries.journal(self.txn, which, 0, 1000)]
 
-    def values(self, service: str, key: str) -> dict[str, bytes]:
+    def values(self, service: str, key: str) -> dict[str, Payload]:
         return queries.eager_state(self.txn, object_id(service, key), 1 << 20)[0]
 
     def started(self) -> list[bytes]:

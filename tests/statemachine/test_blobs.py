@@ -7,13 +7,26 @@ from hypothesis import strategies as st
 
 from holdfast.sdk.protocol import TO_NODE, Op, ProtocolError, decode_batch, partition_of, unpack_step
 from holdfast.statemachine import queries, refs, tables
-from holdfast.statemachine.blobs import CHUNK_BYTES, KEPT_MS, MISSING
+from holdfast.statemachine.blobs import (
+    CHUNK_BYTES,
+    KEEP_MS,
+    KEPT_MS,
+    MISSING,
+    STALE,
+    created_ms_of,
+    is_known,
+    object_name,
+)
 from holdfast.statemachine.commands import (
     CompletePromise,
     CompleteStep,
     Deliver,
+    FireTimers,
+    ForgetObjects,
     Invoke,
+    KeepBlob,
     Mode,
+    PostponeAttempt,
     Purge,
     PutBlob,
     Ref,
@@ -25,7 +38,7 @@ from holdfast.statemachine.commands import (
     decode_command,
     encode_command,
 )
-from holdfast.statemachine.effects import SendCompletion
+from holdfast.statemachine.effects import DeleteObjects, SendCompletion, Status
 from tests.statemachine import invariants
 from tests.statemachine.rig import HOUR_MS, Rig, failure, ident
 
@@ -64,7 +77,7 @@ def test_equal_values_of_many_invocations_are_kept_once_until_the_last_is_purged
     second = begin(rig, "b", stage(rig, LARGE))
 
     assert (rows(rig, tables.BLOB), rows(rig, tables.CHUNK)) == (1, 3)
-    assert queries.statistics(rig.txn)[-2:] == (1, len(LARGE))
+    assert queries.statistics(rig.txn)[-5:] == (1, len(LARGE), 0, 0, 0)
     assert [rig.load(each).blob_bytes for each in (first, second)] == [len(LARGE)] * 2
     [raw] = queries.journal(rig.txn, second, 0, 10)
     assert len(raw) < 100 and unpack_step(queries.whole_step(rig.txn, raw)).outcome == [0, LARGE]
@@ -78,7 +91,7 @@ def test_equal_values_of_many_invocations_are_kept_once_until_the_last_is_purged
     assert rows(rig, tables.CHUNK) == 3, "whoever was answered with it can still read it"
     rig.pass_time(1)
     assert rows(rig, tables.BLOB) == rows(rig, tables.CHUNK) == rows(rig, tables.BLOB_DUE) == 0
-    assert queries.statistics(rig.txn)[-2:] == (0, 0)
+    assert queries.statistics(rig.txn)[-5:] == (0, 0, 0, 0, 0)
 
 
 def test_a_reference_to_what_is_not_here_is_refused_and_nothing_happens() -> None:
@@ -315,3 +328,151 @@ def test_any_extension_in_a_command_is_a_reference_or_refused(code: int, data: b
     begin(rig, "a", Ref(code, data))
 
     assert rig.result.code == MISSING and rows(rig, tables.JOURNAL) == 0
+
+
+# -- in the shared store -----------------------------------------------------------------------------------------------
+
+
+def keep(rig: Rig, value: bytes, nonce: int = 1, *, made_ms: int = 0) -> tuple[Ref, str]:
+    """Somebody put it into the store, so long before or behind the time of the state, and says so."""
+    ref, _ = refs.make(value)
+    name = object_name(ref.data, rig.now_ms + made_ms, bytes([nonce]) * 8)
+    rig.do(KeepBlob(ref.data, name))
+    return ref, name
+
+
+def deleted(rig: Rig) -> list[str]:
+    invariants.check(rig.txn)
+    return queries.objects_to_delete(rig.txn, 100)
+
+
+def test_a_value_in_the_store_is_referred_to_counted_and_collected_as_any_other() -> None:
+    rig = Rig()
+    ref, name = keep(rig, LARGE)
+    assert rig.result.code == 0
+    rig.do(TouchBlob(ref.data, True))
+    assert rig.result.code == 200
+
+    first, second = begin(rig, "a", ref), begin(rig, "b", ref)
+
+    assert (rows(rig, tables.BLOB), rows(rig, tables.CHUNK)) == (1, 0)
+    assert queries.place(rig.txn, ref.data) == name
+    figures = queries.statistics(rig.txn)
+    assert (figures.blobs, figures.blob_bytes, figures.stored, figures.stored_bytes) == (1, 0, 1, len(LARGE))
+    assert rig.load(first).blob_bytes == len(LARGE)
+    for which in (first, second):
+        rig.complete(which)
+        rig.pass_time(KEPT_MS)
+        assert deleted(rig) == []
+        rig.do(Purge(which))
+    rig.pass_time(KEPT_MS - 1)
+    assert deleted(rig) == [], "whoever was answered with it can still read it"
+    rig.pass_time(1)
+    assert deleted(rig) == [name] and DeleteObjects() in rig.effects
+    assert DeleteObjects() in queries.pending_effects(rig.txn), "a new leader finds it in the state"
+    assert (rows(rig, tables.BLOB), queries.statistics(rig.txn).gone) == (0, 1)
+
+    rig.do(ForgetObjects([name, name, "never heard of"]))
+    assert deleted(rig) == [] and DeleteObjects() not in queries.pending_effects(rig.txn)
+    assert queries.statistics(rig.txn)[-5:] == (0, 0, 0, 0, 0)
+
+
+def test_of_two_who_bring_a_value_the_first_wins_and_the_object_of_the_other_is_deleted() -> None:
+    rig = Rig()
+    ref, first = keep(rig, LARGE, 1)
+    _, second = keep(rig, LARGE, 2)
+
+    assert rig.result.code == 200 and queries.place(rig.txn, ref.data) == first
+    assert deleted(rig) == [second]
+    rig.do(KeepBlob(ref.data, first))  # Sent twice, because the first answer was lost.
+    assert rig.result.code == 200 and deleted(rig) == [second]
+
+
+def test_a_value_in_pieces_stays_in_pieces_and_half_of_one_gives_way() -> None:
+    rig = Rig()
+    stage(rig, OTHER)
+    _, name = keep(rig, OTHER)
+    assert rig.result.code == 200 and deleted(rig) == [name] and rows(rig, tables.CHUNK) == 1
+
+    ref, stored = refs.make(LARGE)
+    rig.do(PutBlob(ref.data, 1, bytes(stored[CHUNK_BYTES : 2 * CHUNK_BYTES])))
+    _, name = keep(rig, LARGE)
+    assert rig.result.code == 0 and queries.place(rig.txn, ref.data) == name and rows(rig, tables.CHUNK) == 1
+    rig.do(PutBlob(ref.data, 0, bytes(stored[:CHUNK_BYTES])))
+    assert rig.result.code == 200 and rows(rig, tables.CHUNK) == 1, "who was in the middle of it need not go on"
+    invariants.check(rig.txn)
+
+
+@pytest.mark.parametrize("made_ms", [-KEEP_MS - 1, KEEP_MS + 1])
+def test_an_object_that_was_not_made_just_now_is_refused(made_ms: int) -> None:
+    rig = Rig()
+    rig.do(FireTimers(1))
+    ref, _ = keep(rig, LARGE, made_ms=made_ms)
+
+    assert rig.result.code == STALE and rows(rig, tables.BLOB) == 0
+    keep(rig, LARGE, made_ms=made_ms - 1 if made_ms > 0 else made_ms + 1)
+    assert rig.result.code == 0 and queries.place(rig.txn, ref.data)
+
+
+@pytest.mark.parametrize("made_ms", [-KEEP_MS, 0, KEEP_MS])
+@pytest.mark.parametrize("whole_before", [False, True])
+def test_a_name_is_never_taken_again_after_its_object_may_have_been_deleted(made_ms: int, whole_before: bool) -> None:
+    """Whenever the same command comes once more, in whatever order: the object of what it makes is there."""
+    rig = Rig()
+    rig.do(FireTimers(1))
+    if whole_before:
+        stage(rig, LARGE)
+    ref, name = keep(rig, LARGE, made_ms=made_ms)
+    gone = {*deleted(rig)}
+    for _ in range(2 * KEPT_MS // 60_000 + 2):
+        rig.pass_time(60_000)
+        gone |= {*deleted(rig)}
+        rig.do(ForgetObjects(deleted(rig)))
+        rig.do(KeepBlob(ref.data, name))
+        assert rows(rig, tables.BLOB) == 0 or queries.place(rig.txn, ref.data) not in gone
+        gone |= {*deleted(rig)}
+    assert gone == {name} and rows(rig, tables.BLOB) == 0
+
+
+@pytest.mark.parametrize("blob", [b"", bytes(40), refs.make(OTHER)[0].data])
+def test_what_is_no_object_of_the_value_is_refused(blob: bytes) -> None:
+    rig = Rig()
+    for name in ("", "x", object_name(refs.make(LARGE)[0].data, rig.now_ms, bytes(8)), "../" + "0" * 93, "\u0663" * 95):
+        rig.do(KeepBlob(blob, name))
+        assert rig.result.code == 400 and rows(rig, tables.BLOB) == 0
+
+
+def test_a_value_of_a_key_that_is_in_the_store_is_told_as_a_reference() -> None:
+    rig = Rig()
+    ref, _ = keep(rig, OTHER)
+    rig.do(SetState("things", "k", {"x": ref, "y": b"small"}, False))
+
+    assert rig.values("things", "k") == {"x": ref, "y": b"small"}
+    with pytest.raises(queries.Gone):
+        queries.whole(rig.txn, ref)
+
+
+def test_the_state_knows_which_objects_are_its_own() -> None:
+    rig = Rig()
+    _, mine = keep(rig, LARGE, 1)
+    other = object_name(refs.make(LARGE)[0].data, rig.now_ms, b"otherone")
+
+    assert is_known(rig.txn, mine) and not is_known(rig.txn, other) and not is_known(rig.txn, "README")
+    assert (created_ms_of(mine), created_ms_of("README")) == (rig.now_ms, None)
+
+
+def test_an_attempt_that_is_postponed_comes_again_and_nothing_is_counted_against_it() -> None:
+    rig = Rig()
+    which = rig.invoke("a")
+    rig.do(PostponeAttempt(which, 1, [1, 503, "the store is down", "StoreDown"], 5000))
+
+    record = rig.load(which)
+    assert (record.status, record.failures, record.failures_total) == (Status.BACKING_OFF, 0, 0)
+    assert "the store is down" in queries.why_not_running(rig.txn, which)
+    invariants.check(rig.txn)
+    rig.pass_time(4999)
+    assert rig.started() == []
+    rig.pass_time(1)
+    assert rig.started() == [which] and rig.load(which).epoch == 2
+    rig.do(PostponeAttempt(which, 1, [1, 503, "late", ""], 5000))
+    assert rig.result.code == 409 and rig.status(which) == Status.RUNNING

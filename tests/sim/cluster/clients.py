@@ -346,14 +346,15 @@ class Clients:
 
     def _decide(self, reference: Reference, ident: bytes) -> None:
         failure = queries.last_failure(reference.txn, ident)
-        if failure is not None and failure.kind == "NoDeployment":
+        if failure is not None and failure.kind in ("NoDeployment", "ValueLost"):
             self.world.violate(f"{ident.hex()} is paused: {failure}")
         command: Command = Resume(ident, None)
         for index, step in queries.waiting_steps(reference.txn, ident, 100):
             op, key, argument = step[:3]
             if op == Op.RUN and len(argument) == 1:
                 happened = self.world.handlers.carried_out[ident, key]
-                outcome = [0, str(value_of(reference.txn, ident, key)).encode()] if happened else None
+                whole = partial(self.world.oracle.whole, reference)
+                outcome = [0, str(value_of(reference.txn, ident, key, whole)).encode()] if happened else None
                 command = DecideStep(ident, index, outcome)
                 break
         self.world.counts["operator acts"] += 1

@@ -195,7 +195,8 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_soon_threadsafe(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
         """What a thread tells the loop. The loop hears of it a little later."""
         handle = asyncio.Handle(callback, args, self, context)
-        self.world.after(self.world.rng.uniform(0.0, 0.01), lambda: self._make_ready(handle))
+        late_s, self.process.hears_late_s = self.process.hears_late_s, 0.0
+        self.world.after(self.world.rng.uniform(0.0, 0.01) + late_s, lambda: self._make_ready(handle))
         return handle
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]

@@ -9,32 +9,35 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
-from holdfast.cluster import backup, catchup, copies, node, restoring, snapshots, state
+from holdfast.cluster import backup, catchup, copies, janitor, node, objects, restoring, snapshots, state
 from holdfast.cluster.backup import Backups
 from holdfast.cluster.clock import Clock
 from holdfast.cluster.copies import Copies
 from holdfast.cluster.founding import Founding, write_founding
 from holdfast.cluster.invoker import Invoker
+from holdfast.cluster.janitor import Janitor
 from holdfast.cluster.leader import Leadership, Outbox
 from holdfast.cluster.node import FIRST_PARTITION_GROUP, Node
 from holdfast.cluster.router import Router
 from holdfast.cluster.watches import SLICE, Watches
+from holdfast.log.errors import ProposalError
 from holdfast.log.host import Host
 from holdfast.log.replica import Replica
 from holdfast.sdk.protocol import partition_of
 from holdfast.snapshots import cut, restore, transfer
 from holdfast.snapshots.backups import digest_of, part_name
+from holdfast.snapshots.errors import SnapshotError
 from holdfast.snapshots.files import sync_directory
 from holdfast.snapshots.format import ANY, BLOCK_BYTES, SnapshotFile, read_header
 from holdfast.snapshots.stores import Stat
 from holdfast.snapshots.work import Work
 from holdfast.statemachine import attempts, blobs, machine, queries
-from holdfast.statemachine.commands import Announce, Deliver, Invoke, TrimOutbox, decode_command
+from holdfast.statemachine.commands import Announce, Deliver, Invoke, Ref, TrimOutbox, decode_command
 from holdfast.statemachine.effects import OK
 from holdfast.statemachine.meta import encode_state
 from tests.sim.cluster import backups as simulated_backups
@@ -353,6 +356,53 @@ def plan_forgotten_early() -> list[Patch]:
     return [(node, "read_plan", read_plan)]
 
 
+def names_used_again() -> list[Patch]:
+    """An object of the store is named by what it holds, and by the minute. Whoever deletes one may hit a newer one."""
+
+    def object_name(blob: bytes, created_ms: int, nonce: bytes) -> str:
+        return original(blob, created_ms // 60_000 * 60_000, bytes(8))
+
+    original = blobs.object_name
+    return [(objects, "object_name", object_name), (blobs, "KEEP_MS", 600_000)]
+
+
+def swept_while_under_way() -> list[Patch]:
+    """An object that the state does not know is deleted, although whoever put it is about to say so."""
+    return [(janitor, "ORPHAN_MS", -600_000)]
+
+
+def names_taken_late() -> list[Patch]:
+    """An object counts whenever somebody says that it is there."""
+    return [(blobs, "KEEP_MS", 10**15), (janitor, "ORPHAN_MS", 300)]
+
+
+def deleted_while_kept() -> list[Patch]:
+    """An object is deleted with the last reference to its value, although the value can still be found and referred to."""
+
+    def release(state: Any, payload: Any) -> None:
+        original(state, payload)
+        found = blobs.find(state, payload.data) if type(payload) is Ref else None
+        if found is not None and not found.refs and found.object:
+            blobs._delete_object(state, found.object)
+
+    original = blobs.release
+    return [(blobs, "release", release)]
+
+
+def deletions_not_derived() -> list[Patch]:
+    """A new leader deletes what becomes superfluous under it, and not what its predecessors left."""
+
+    async def run(self: Any) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            with suppress(SnapshotError, TimeoutError, ProposalError):
+                while await self._delete():
+                    pass
+
+    return [(Janitor, "_run", run)]
+
+
 def refused_without_need() -> list[Patch]:
     """Who loses a leader for a moment refuses its clients, although there is a majority."""
     return [(Router.submit, "__kwdefaults__", {"wait_s": 0.0})]
@@ -377,6 +427,11 @@ MUTANTS: Final[dict[str, Callable[[], list[Patch]]]] = {
     "messages-before-their-values": messages_before_their_values,
     "large-values-overtaken": large_values_overtaken,
     "values-go-while-referred-to": values_go_while_referred_to,
+    "names-used-again": names_used_again,
+    "swept-while-under-way": swept_while_under_way,
+    "names-taken-late": names_taken_late,
+    "deleted-while-kept": deleted_while_kept,
+    "deletions-not-derived": deletions_not_derived,
     "refused-without-need": refused_without_need,
     "backed-up-one-by-one": backed_up_one_by_one,
     "deployments-backed-up-first": deployments_backed_up_first,
@@ -409,6 +464,11 @@ WHERE: Final = {
     "messages-before-their-values": "large",
     "large-values-overtaken": "large",
     "values-go-while-referred-to": "large",
+    "names-used-again": "stored",
+    "swept-while-under-way": "stored",
+    "names-taken-late": "stored",
+    "deleted-while-kept": "stored",
+    "deletions-not-derived": "stored",
     "refused-without-need": "stormy",
     "backed-up-one-by-one": "restore",
     "deployments-backed-up-first": "restore",
@@ -423,6 +483,9 @@ WHERE: Final = {
 
 #: The seed that found it when it was last looked for, where that is not one of the first. Looked at before all others.
 SEEDS: Final = {
+    "names-used-again": 9,
+    "swept-while-under-way": 9,
+    "names-taken-late": 9,
     "refused-without-need": 28,
     "installed-without-snapshot": 16,
     "checksums-ignored": 10,

@@ -141,6 +141,7 @@ def config_of(process: Process) -> Config:
         replication=profile.replication,
         secret=b"0123456789abcdef",
         snapshots=world.store.url if profile.store else "",
+        blobs="store" if profile.stored else "log",
         snapshot_entries=profile.snapshot_entries,
         snapshot_interval=0.0,
         snapshot_rate_bytes=1 << 40,
@@ -179,7 +180,7 @@ class SimNode(Node):
         await self._join()
         self.clients = self._clients()
         self.registry.discover = self.process.world.discover  # type: ignore[method-assign]
-        self.snapshots.run(self.snapshots.watch_store())
+        self._watch_store()
         self.process.serving = True
 
     def _new_machine(self, number: int) -> PartitionMachine:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.log.replica import Committed
 from holdfast.sdk.protocol import Op, Step, partition_of, unpack_step
-from holdfast.statemachine import queries, tables
+from holdfast.statemachine import blobs, queries, refs, tables
 from holdfast.statemachine.blobs import MISSING
 from holdfast.statemachine.commands import (
     AbandonStep,
@@ -27,11 +29,14 @@ from holdfast.statemachine.commands import (
     FailAttempt,
     FireTimers,
     Invoke,
+    KeepBlob,
+    Payload,
     PutBlob,
     RecordIntent,
     RecordRunFailure,
     RecordRunOutcome,
     RecordStep,
+    Ref,
     SuspendAttempt,
     TrimOutbox,
     decode_batch,
@@ -39,7 +44,7 @@ from holdfast.statemachine.commands import (
 from holdfast.statemachine.effects import Reply, Result, Status
 from holdfast.statemachine.machine import apply
 from holdfast.statemachine.memory import Memory
-from holdfast.statemachine.records import Invocation, unpack, unpack_invocation
+from holdfast.statemachine.records import Invocation, unpack, unpack_blob, unpack_invocation
 from holdfast.statemachine.state import State
 from tests.sim.cluster.node import T0_MS
 from tests.statemachine import invariants
@@ -147,6 +152,8 @@ class Oracle:
                 self._delivered(reference, command, result)
             case PutBlob() if result.code == 0:
                 self.world.counts["values staged"] += 1
+            case KeepBlob():
+                self._kept(reference, command, result)
             case TrimOutbox():
                 if command.sequence > self.taken[reference.number, command.target]:
                     self.violate(f"partition {reference.number} forgets messages that {command.target} has not taken")
@@ -167,11 +174,50 @@ class Oracle:
                 due_ms = queries.meta(reference.txn).now_ms + command.argument[0]
                 reference.sleeps[command.id, command.step] = due_ms
 
+    def _kept(self, reference: Reference, command: KeepBlob, result: Result) -> None:
+        self.world.counts["values kept in the store" if result.code == 0 else f"values not kept: {result.code}"] += 1
+        if result.code == 0:
+            self.whole(reference, Ref(1, command.blob))
+
+    def whole(self, reference: Reference, ref: Ref) -> bytes:
+        """A value, wherever it is. It is where the state says, and as it was."""
+        name = queries.place(reference.txn, ref.data)
+        if not name:
+            return queries.whole(reference.txn, ref)
+        data = self.world.store.values(reference.number).get(name)
+        if data is None or sha256(data).digest() != ref.data[:32]:
+            self.violate(f"partition {reference.number} refers to {name}, which the store does not have")
+            return b""
+        return refs.restored(ref, data)
+
+    def deleted(self, name: str) -> None:
+        """Somebody deleted an object of the store. Nothing may refer to it, then or ever."""
+        self.world.counts["objects deleted"] += 1
+        _, _, number, last = name.split("/")
+        if number.isdigit() and last in self._objects(self.references[int(number)]):
+            self.violate(f"{name} is deleted, and partition {int(number)} refers to it")
+
+    @staticmethod
+    def _objects(reference: Reference) -> set[str]:
+        rows = reference.txn.scan(tables.BLOB, tables.after(tables.BLOB))
+        return {unpack_blob(key[1:], raw).object for key, raw in rows} - {""}
+
+    def is_tidy(self) -> bool:
+        """The store has no value that no state knows."""
+        return all(
+            self.world.store.values(reference.number).keys() <= self._objects(reference)
+            and not queries.objects_to_delete(reference.txn, 1)
+            for reference in self.references
+        )
+
     def _completed(self, effect: Reply) -> None:
         if effect.id in self.completed:
             self.violate(f"{effect.id.hex()} completed twice")
         # The value of a reference is there when it is applied, and the test of what is left finds out whether it stays.
-        self.completed[effect.id] = queries.whole_outcome(self.reference(effect.id).txn, effect.outcome) or []
+        self.completed[effect.id] = self._whole_outcome(effect.id, effect.outcome) or []
+
+    def _whole_outcome(self, ident: bytes, outcome: list[Any] | None) -> list[Any] | None:
+        return refs.filled_outcome(outcome, partial(self.whole, self.reference(ident)))
 
     def _delivered(self, reference: Reference, command: Deliver, result: Result) -> None:
         """Each message once, in order, and as it was sent."""
@@ -290,7 +336,7 @@ class Oracle:
 
     def is_quiet(self) -> bool:
         """Nothing is left to do, and every replica knows it."""
-        if any(reference.active() for reference in self.references):
+        if any(reference.active() for reference in self.references) or not self.is_tidy():
             return False
         for reference in self.references:
             for process in self.world.processes.values():
@@ -324,11 +370,20 @@ class Oracle:
                         if reference.number in p.states)
             for reference in self.references
         ]  # fmt: skip
-        return "; ".join([*left, *sent, *applied])
+        untidy = [
+            f"partition {reference.number}: the store has {sorted(unknown)}"
+            for reference in self.references
+            if (unknown := self.world.store.values(reference.number).keys() - self._objects(reference))
+        ]
+        return "; ".join([*left, *sent, *applied, *untidy])
 
     def conclude(self) -> None:
         for reference in self.references:
             invariants.check(reference.txn)
+            for key, _ in reference.txn.scan(tables.BLOB, tables.after(tables.BLOB)):
+                blob = blobs.find(reference.txn, key[1:])
+                if blob is not None and blob.object:
+                    self.whole(reference, Ref(1, blob.id))
             digest = queries.digest(reference.txn)
             for name, process in self.world.processes.items():
                 if not self.world.hosts(process, reference.number):
@@ -338,10 +393,14 @@ class Oracle:
                     if state.applied[0] == reference.index and queries.digest(held) != digest:
                         self.violate(f"{name} holds another state of partition {reference.number}")
         for ident, outcome in self.told.items():
-            txn = self.reference(ident).txn
-            if queries.whole_outcome(txn, queries.outcome(txn, ident)) != outcome:
+            if self._whole_outcome(ident, queries.outcome(self.reference(ident).txn, ident)) != outcome:
                 self.violate(f"{ident.hex()} is not what a client was told")
 
     def objects(self) -> tuple[dict[str, int], dict[str, list[str]]]:
         """(sums by key, what each sender's messages were seen as)"""
-        return objects_in(reference.txn for reference in self.references)
+        by_txn = {id(reference.txn): reference for reference in self.references}
+
+        def value_in(txn: Any, payload: Payload) -> bytes:
+            return payload if isinstance(payload, bytes) else self.whole(by_txn[id(txn)], payload)
+
+        return objects_in((reference.txn for reference in self.references), value_in)

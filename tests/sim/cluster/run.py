@@ -44,6 +44,9 @@ PROFILES: Final = {
             backups=True,
             programs=3,
         ),
+        Profile(
+            "stored", heat=1.5, faulty_s=9.0, large=4, store=True, stored=True, wipes=4, snapshot_entries=20, log_tail=5
+        ),
     )
 }
 BEGINS_S: Final = 20.0  # By then a cluster has formed, if nothing disturbs it.

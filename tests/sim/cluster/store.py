@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from holdfast.snapshots.errors import NotFound, StoreFailed, Unreachable
 from holdfast.snapshots.stores import Stat, check_name, check_prefix, probe
@@ -13,6 +13,9 @@ from tests.sim.cluster.files import damaged
 
 if TYPE_CHECKING:
     from tests.sim.cluster.world import World
+
+
+VALUES: Final = "blobs/"
 
 
 class SimStore:
@@ -30,9 +33,16 @@ class SimStore:
         world = self.world
         if self.down_until > world.now:
             world.counts["store: down"] += 1
+            self._trouble(name)
             raise Unreachable(self.url, "no answer")
         if world.chance("store: failed", 0.03):
+            self._trouble(name)
             raise StoreFailed(self.url, f"{name}: internal error")
+
+    def _trouble(self, name: str) -> None:
+        """Whoever needs a value that is here has an excuse."""
+        if name.startswith(VALUES) and self.world.running is not None:
+            self.world.running.troubled_at = self.world.now
 
     def put(self, source: Path, name: str, work: Work | None = None) -> None:
         self.put_bytes(source.read_bytes(), name)
@@ -41,6 +51,8 @@ class SimStore:
         self._fail_at_times(check_name(name))
         self.objects[name] = (data, int(self.world.now * 1000))
         self.world.counts["store: written"] += 1
+        if name.startswith(VALUES) and self.world.chance("store: slow to answer", 0.1) and self.world.running:
+            self.world.running.hears_late_s = self.world.rng.uniform(0.1, 3.0)
         if self.world.chance("store: written, and said it was not", 0.06):
             raise Unreachable(self.url, "the connection broke before the answer")
 
@@ -80,20 +92,34 @@ class SimStore:
 
     def delete(self, name: str) -> None:
         self._fail_at_times(check_name(name))
-        self.objects.pop(name, None)
+        found = self.objects.pop(name, None)
+        if name.startswith(VALUES):
+            if found is not None:
+                self.world.oracle.deleted(name)
+            if self.world.chance("store: deleted, and said it was not", 0.2):
+                raise Unreachable(self.url, "the connection broke before the answer")
 
     def check(self) -> None:
         probe(self)
 
+    def values(self, number: int) -> dict[str, bytes]:
+        """The large values of a partition, by the names that its state knows them by."""
+        found = ((name.split("/"), data) for name, (data, _) in self.objects.items() if name.startswith(VALUES))
+        return {parts[3]: data for parts, data in found if parts[2] == f"{number:04d}"}
+
     # -- faults ----------------------------------------------------------------------------------------------------------
 
+    def _snapshots(self) -> tuple[str, ...]:
+        """What nodes can do without. A lost value needs an operator."""
+        return tuple(sorted(name for name in self.objects if not name.startswith(VALUES)))
+
     def lose(self) -> None:
-        if self.objects:
-            del self.objects[self.world.rng.choice(sorted(self.objects))]
+        if names := self._snapshots():
+            del self.objects[self.world.rng.choice(names)]
 
     def damage(self) -> None:
-        if self.objects:
-            newest = {name.rpartition("/")[0]: name for name in sorted(self.objects)}  # Those that are fetched.
+        if names := self._snapshots():
+            newest = {name.rpartition("/")[0]: name for name in names}  # Those that are fetched.
             name = self.world.rng.choice(sorted(newest.values()))
             content, at = self.objects[name]
             self.objects[name] = (damaged(self.world.rng, content, self.world.disks.root / "damaging"), at)

@@ -67,6 +67,7 @@ FAULTS: Final = (
     "kills",
     "leaves",
     "messages delivered",
+    "objects deleted",
     "operator acts",
     "power losses",
     "requests lost with the cluster",
@@ -78,9 +79,11 @@ FAULTS: Final = (
     "starts on a full disk",
     "states compared with the backup's",
     "store: broke off",
+    "store: deleted, and said it was not",
     "store: down",
     "store: failed",
     "store: read",
+    "store: slow to answer",
     "store: stale listing",
     "store: written",
     "store: written, and said it was not",
@@ -88,6 +91,7 @@ FAULTS: Final = (
     "threads stalled",
     "trims",
     "undrains",
+    "values kept in the store",
     "values staged",
 )
 

@@ -21,12 +21,13 @@ from types import SimpleNamespace
 from typing import Any, Final, NoReturn
 from unittest.mock import patch
 
-from holdfast.cluster import backup, copies, snapshots, state
+from holdfast.cluster import backup, copies, janitor, objects, snapshots, state
 from holdfast.cluster.blobs import THRESHOLD_BYTES
 from holdfast.cluster.registry import read_manifest
 from holdfast.log.engine import Timing
 from holdfast.log.node import Group
 from holdfast.snapshots import work
+from holdfast.statemachine import blobs
 from tests.sim.cluster import steps
 from tests.sim.cluster.files import Crashed, Disks, SimState
 from tests.sim.cluster.handlers import Handlers
@@ -39,6 +40,19 @@ from tests.sim.oracle import Violation
 
 #: A session that carries nothing for this long is broken by the link (`log.link.LinkLimits.idle_s`).
 SILENCE_S: Final = 3.0
+#: Minutes and hours of large values, in seconds. They keep their proportions.
+QUICK_BLOBS: Final = tuple(
+    (module, name, quick, getattr(module, name))
+    for module, name, quick in (
+        (blobs, "KEPT_MS", 5000),
+        (blobs, "KEEP_MS", 2499),
+        (janitor, "ORPHAN_MS", 6000),
+        (janitor, "SWEEP_S", 0.5),
+        (janitor, "FIRST_SWEEP_S", 0.2),
+        (objects, "SECOND_LOOK_S", 0.0),
+        (objects, "CLOCKS_S", 1.0),
+    )
+)
 #: Of threads, only the threads are simulated.
 _LOCKS: Final = {"Lock": threading.Lock, "Event": threading.Event}
 
@@ -69,6 +83,7 @@ class Profile:
     wipes: int = 2  # How often files are removed or damaged, among other faults.
     joiners: int = 0  # So many of the nodes join later, and nodes leave for good.
     store: bool = False  # Whether there is a store that all nodes share.
+    stored: bool = False  # Whether large values go there; and then they go quickly when nothing refers to them.
     deaf: bool = False  # Replicas that do not lead tell nobody of outcomes: watches must do it.
     backups: bool = False  # Whether it is backed up, is lost as a whole, and is made again from a backup.
 
@@ -119,6 +134,7 @@ class Process:
         self.boots = self.power_losses = 0
         self.paused_until = 0.0
         self.slow_until = 0.0
+        self.hears_late_s = 0.0  # So much later than usual it hears what the next thread has to tell.
         self.loop: SimLoop | None = None
         self.loops: list[SimLoop] = []  # Of all its lives.
         self.node: SimNode | None = None
@@ -554,10 +570,14 @@ class World:
             stack.enter_context(patch("time.time_ns", lambda: T0_MS * 1_000_000 + int(self.now * 1e9)))
             stack.enter_context(patch("time.monotonic", lambda: self.now + 1.0))
             stack.enter_context(patch.object(work, "threading", SimpleNamespace(Thread=SimThread, **_LOCKS)))
-            stack.enter_context(patch.object(snapshots, "open_store", lambda _: self.store))
+            stack.enter_context(patch.object(snapshots, "open_store", lambda *_, **__: self.store))
             if self.profile.backups:
                 self._determine_backups(stack)
             stack.enter_context(patch.object(snapshots, "TICK_S", 0.1))
+            if self.profile.stored:
+                for module, name, quick, usual in QUICK_BLOBS:
+                    if getattr(module, name) == usual:  # A mutant may know better.
+                        stack.enter_context(patch.object(module, name, quick))
             stack.enter_context(patch.object(Group, "trim", self._trimming(Group.trim)))
             stack.enter_context(steps.watched(self))
             stack.enter_context(self.disks.watched())
