@@ -483,19 +483,23 @@ WHERE: Final = {
 
 #: The seed that found it when it was last looked for, where that is not one of the first. Looked at before all others.
 SEEDS: Final = {
-    "names-used-again": 9,
-    "swept-while-under-way": 9,
-    "names-taken-late": 9,
-    "refused-without-need": 28,
-    "installed-without-snapshot": 16,
-    "checksums-ignored": 10,
-    "found-names-trusted": 19,
-    "led-without-deployments": 49,
-    "timers-by-the-wall": 61,
+    "backed-up-from-the-past": 62,
+    "backed-up-one-by-one": 12,
+    "checksums-ignored": 17,
+    "deleted-while-kept": 7,
+    "derived-before-announced": 14,
+    "directories-trusted": 45,
     "early-messages-lost": 37,
-    "watched-once": 11,
-    "derived-before-announced": 7,
-    "directories-trusted": 35,
+    "finished-too-early": 15,
+    "found-names-trusted": 8,
+    "installed-without-snapshot": 29,
+    "led-without-deployments": 282,
+    "messages-taken-again": 12,
+    "refused-without-need": 81,
+    "restored-names-trusted": 12,
+    "stale-attempts-heard": 104,
+    "timers-by-the-wall": 57,
+    "watched-once": 7,
 }
 
 
