@@ -484,6 +484,13 @@ class SyncObj(_parent.SyncObj):
         self.promise(node, AppendAck(self.term, nextNodeIdx - 1))
 
     def _on_heartbeat(self, sender: NodeId, m: Heartbeat) -> None:
+        if m.commit > self.log.last_index and not self.is_member:
+            # It counts what we held before we forgot the group, which only a learner may, and has not heard yet that we began
+            # again: somebody else invited us. A member that lost what it acknowledged must not go on (`_learn_commit`).
+            if self._follow(sender, m.term, 0):
+                epoch = self.log.configuration
+                self.out.append((sender, Config(epoch.members, epoch.seed_index, epoch.seed_term)))
+            return
         self._follow(sender, m.term, m.commit)
         # Does not wait for the disk: it promises nothing about entries, and the majority that elected this leader has
         # its votes on disk (docs/raft-hardening.md, "answers that need no disk").

@@ -421,6 +421,26 @@ def test_a_learner_that_forgot_the_group_is_sent_everything_again() -> None:
     assert c.applied("d") == [b"x", b"y"]
 
 
+def test_a_learner_that_somebody_else_invited_again_tells_its_leader() -> None:
+    """Else the leader goes on to count what the learner held before, and says that it is committed there."""
+    c = Cluster("abcd", members="abc")
+    c.elect("a")
+    c.write("a", b"x")
+    c.engine("a").add_learners((D,))
+    c.run(1.0)
+    forget(c, "d")
+    invitation = Envelope(GroupId(1), 0, Config((A, B, C), 0, 0))
+    c.host("d").deliver(B, c.host("d").sessions[B], [invitation], c.now)
+    c.turn("d")
+    c.fsync("d")
+    assert c.log("d").last_index == 0 and c.engine("a").progress[D].match > 0
+
+    c.write("a", b"y")
+    c.run(1.0)
+
+    assert c.applied("d") == [b"x", b"y"]
+
+
 def test_a_group_never_begins_with_the_state_of_an_earlier_stay() -> None:
     c = left()
     assert c.host("c").forget(GroupId(1))

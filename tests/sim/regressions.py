@@ -34,4 +34,7 @@ REGRESSIONS: Final = (
     Regression(1, "reads-at-the-seal", "reads of the turn of a seal were forgotten", "reads-lost-at-seal"),
     Regression(5, "hostile", "a session began before its peer's disk was pinned", "pins-before-fsync"),
     Regression(13, "corruption", "a flipped bit in the record of a peer's disk was believed"),
+    Regression(
+        1295, "hermits", "a learner that had forgotten the group ended when the leader still counted its old log"
+    ),
 )
