@@ -383,9 +383,8 @@ class SyncObj(_parent.SyncObj):
             self._newest_append = None
             for peer in self.peers:
                 self._send_append(peer)
-            if self.learners:
-                for peer in self.learners:
-                    self._send_append(peer)
+            for peer in self.learners:
+                self._send_append(peer)
             if self.transferee is not None:
                 self._maybe_hand_over()
 
@@ -488,8 +487,7 @@ class SyncObj(_parent.SyncObj):
             # It counts what we held before we forgot the group, which only a learner may, and has not heard yet that we began
             # again: somebody else invited us. A member that lost what it acknowledged must not go on (`_learn_commit`).
             if self._follow(sender, m.term, 0):
-                epoch = self.log.configuration
-                self.out.append((sender, Config(epoch.members, epoch.seed_index, epoch.seed_term)))
+                self._tell_epoch(sender)
             return
         self._follow(sender, m.term, m.commit)
         # Does not wait for the disk: it promises nothing about entries, and the majority that elected this leader has
@@ -563,9 +561,8 @@ class SyncObj(_parent.SyncObj):
         """
         self._deadline = self.now + (self._deadline - self.now) * 2.0**self._patience
         self._patience = min(self._patience + 1, PATIENCE_MAX)
-        epoch = self.log.configuration
         for peer in sorted({*self.members, *(self.next_members or ())} - {self.node}):
-            self.out.append((peer, Config(epoch.members, epoch.seed_index, epoch.seed_term)))
+            self._tell_epoch(peer)
 
     def _ask_for_prevotes(self) -> None:
         if not self.peers and self.role == CANDIDATE:
@@ -709,10 +706,9 @@ class SyncObj(_parent.SyncObj):
     def _send_heartbeats(self) -> None:
         self.must_beat = False
         self._sequence += 1
-        epoch = self.log.configuration
         for peer, progress in self.progress.items():
             if progress.sequence == 0:  # Never answered us: it may not know of this epoch, or of the group.
-                self.out.append((peer, Config(epoch.members, epoch.seed_index, epoch.seed_term)))
+                self._tell_epoch(peer)
             self.out.append((peer, Heartbeat(self.term, min(self.commit, progress.match), self._sequence)))
             if progress.flow is Flow.SNAPSHOT and (snapshot := self.newest_snapshot()) is not None:
                 self.out.append((peer, Offer(self.term, snapshot.index, snapshot.term, snapshot.detail)))
@@ -864,6 +860,10 @@ class SyncObj(_parent.SyncObj):
             if command[0] != NOOP:  # After a seal only no-ops of new leaders follow.
                 return
             index -= 1
+
+    def _tell_epoch(self, peer: NodeId) -> None:
+        epoch = self.log.configuration
+        self.out.append((peer, Config(epoch.members, epoch.seed_index, epoch.seed_term)))
 
     # -- plumbing ----------------------------------------------------------------------------------------------------
 

@@ -354,8 +354,7 @@ class GroupLog:
         self.last_index = index
         self._tail.append(entry)
         self._tail_bytes += len(command)
-        checksum = crc32(command, crc32(_SUBJECT.pack(self.group, index, term)))
-        self._ops.append(Put(self.table, _KEY.pack(index), _HEADER.pack(term, checksum) + command, True))
+        self._ops.append(Put(self.table, _KEY.pack(index), encode_entry(self.group, entry), True))
         self._journal.mark_dirty(self)
 
     def truncate(self, low: int) -> None:

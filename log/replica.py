@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 _COMMANDS: Final = bytes([COMMANDS])
 _pack = msgpack.Packer(autoreset=True).pack  # One for all: making a packer costs more than packing.
-_unpack = msgpack.unpackb
 #: A learner this close to the end of the log no longer holds up a change of members.
 LEARNER_LAG_MAX: Final = 64
 #: Between two tries of a machine whose disk is full.
@@ -424,7 +423,7 @@ class Replica:
         sealed: int | None = None
         for command, index, term in self.log.entries(self.applied + 1, high):
             if command[0] == COMMANDS:
-                batch.append(Committed(index, term, _unpack(command[1:])))
+                batch.append(Committed(index, term, msgpack.unpackb(command[1:])))
                 continue
             batch.append(Committed(index, term, ()))
             if command[0] == SEAL and decode_seal(command)[0] > self.epoch:
