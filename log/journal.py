@@ -11,22 +11,28 @@ hole inside acknowledged entries is amnesia.
 
 Entries below the tail kept in memory are read from the store in slices, and terms are kept as runs, so memory does not
 grow with the log.
+
+**Where an entry is.** Each group has a table of its own. But a commit that adds an entry to each of many tables writes
+several pages for every one of them, so such entries go into one *row* of the table `recent` first. Later they are *filed*:
+they move to the table of their group, many at a time, and a row goes when all that is in it is filed. What is not filed is in
+memory too, so rows are read only when the journal is opened (ADR 6).
 """
 
 from __future__ import annotations
 
 import struct
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 from zlib import crc32
 
 import msgpack
 
 from holdfast.log.errors import Corrupt
 from holdfast.log.messages import NOOP, Entry, GroupId, NodeId
-from holdfast.log.store import Cut, Drop, Put
+from holdfast.log.store import Cut, Drop, Extend, Put
 
 if TYPE_CHECKING:
     from holdfast.log.store import Op, Store
@@ -41,12 +47,14 @@ _TABLE: Final = "log."
 HARD: Final = "hard"  # One record per group: term, vote, configuration, base, and the commit index at that time.
 COMMITS: Final = "commits"  # The commit indices of `COMMITS_GROUPS` groups in one record: they move with every entry.
 COMMITS_GROUPS: Final = 64
+RECENT: Final = "recent"  # One row per commit of many groups: what it appended to each of them.
 PINS: Final = "pins"  # Which disk each peer had when we first met it.
 TOMBSTONES: Final = "tombstones"  # What we promised in groups whose log we deleted.
 TAIL_BYTES: Final = 4 * 1024 * 1024
 SLICE_BYTES: Final = 4 * 1024 * 1024
 SLICE_ENTRIES: Final = 4096
 TRIM_ENTRIES: Final = 2048  # Per commit, so that trimming a long log never holds up the loop.
+_pack = msgpack.Packer(autoreset=True).pack
 CHECKED_ENTRIES: Final = 1024  # How much of the newest end is verified on opening; the rest when it is read.
 
 
@@ -58,6 +66,25 @@ class Configuration:
     members: tuple[NodeId, ...]
     seed_index: int = 0
     seed_term: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """When entries share a row, and how much of them there is at a time."""
+
+    groups_min: int = 4  # A commit of fewer groups writes to their own tables.
+    group_bytes_max: int = 16 * 1024  # More than this of one group fills pages of its own well enough.
+    row_bytes_max: int = 1024 * 1024
+    recent_bytes: int = 2 * 1024 * 1024  # Above this, groups are filed; the one that waits longest first.
+    retired_max: int = 16  # Rows deleted by one commit, so that none has to make up for many.
+
+
+class Part(NamedTuple):
+    """The entries of one group in one row."""
+
+    row: int
+    first: int
+    values: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +113,29 @@ def encode_entry(group: GroupId, entry: Entry) -> bytes:
     return _HEADER.pack(term, _checksum(group, index, term, command)) + command
 
 
+def decode_entry(group: GroupId, index: int, value: bytes) -> Entry | None:
+    """None if it does not match its checksum."""
+    term, checksum = _HEADER.unpack_from(value)
+    command = value[_HEADER.size :]
+    return (command, index, term) if checksum == _checksum(group, index, term, command) else None
+
+
+def _parts(record: bytes) -> list[tuple[GroupId, int, list[bytes]]]:
+    """A row is [group, index of the first entry, [entries], group, ...]."""
+    flat = iter(msgpack.unpackb(record))
+    return list(zip(flat, flat, flat, strict=True))
+
+
 class Journal:
     """All groups of one node. `take_writes` and `persisted` bracket each durable commit of the store."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, rows: Rows | None = None) -> None:
         self.store = store
+        self._bounds = rows or Rows()
+        self._recent: deque[tuple[int, int]] = deque()  # (number, bytes) of the rows, oldest first.
+        self._recent_bytes = 0
+        self._unfiled: dict[GroupId, int] = {}  # The first row that each group still needs; the oldest first.
+        self.next_row = 1
         self.groups: dict[GroupId, GroupLog] = {}
         self._dirty: dict[GroupId, GroupLog] = {}
         self._flying: list[GroupLog] = []
@@ -105,9 +150,14 @@ class Journal:
             self.tombstones[GroupId(int.from_bytes(key, "big"))] = self._decode_tombstone(key, value)
         for key, value in self._rows(COMMITS):
             self._commits[int.from_bytes(key, "big")] = self._decode_commits(key, value)
+        parts = self._load_rows()
         for key, _ in self._rows(HARD):
             group = GroupId(int.from_bytes(key, "big"))
-            self.groups[group] = GroupLog(self, group)
+            self.groups[group] = GroupLog(self, group, parts=parts.pop(group, ()))
+        self._begin_rows()
+        for group in parts:
+            if group not in self.tombstones:
+                raise self._headless(group)
         for group in [group for commits in self._commits.values() for group in commits]:
             if group not in self.groups:
                 raise self._headless(group)
@@ -122,6 +172,43 @@ class Journal:
 
     def _rows(self, table: str) -> list[tuple[bytes, bytes]]:
         return self.store.scan(table, b"", b"\xff" * 9, bytes_max=1 << 30, count_max=1 << 20)
+
+    def _load_rows(self) -> dict[GroupId, list[Part]]:
+        parts: dict[GroupId, list[Part]] = {}
+        for key, value in self._rows(RECENT):
+            number = int.from_bytes(key, "big")
+            if self._recent and number != self.next_row:
+                raise Corrupt(self._path, f"row {self.next_row} of the recent entries is missing")
+            if len(value) <= 4 or _CHECKSUM.unpack_from(value)[0] != crc32(value[4:], crc32(key)):
+                raise self._damaged_row(number, value[4:])
+            for group, first, values in _parts(value[4:]):
+                parts.setdefault(group, []).append(Part(number, first, values))
+            self._recent.append((number, len(value)))
+            self._recent_bytes += len(value)
+            self.next_row = number + 1
+        return parts
+
+    def _begin_rows(self) -> None:
+        """Which rows are still needed, and where to go on: a number is never used twice, or an old mark would hide a row."""
+        waiting = [(log.unfiled_since, group) for group, log in self.groups.items() if log.unfiled_since is not None]
+        self._unfiled = {group: row for row, group in sorted(waiting)}
+        self.next_row = max([self.next_row, *(log.recent_from for log in self.groups.values())])
+
+    def _damaged_row(self, number: int, record: bytes) -> Corrupt:
+        """Which entry it is, if what is left of the row tells."""
+        detail = f"row {number} of the recent entries does not match its checksum"
+        try:
+            for group, first, values in _parts(record):
+                for index, value in enumerate(values, first):
+                    if decode_entry(group, index, value) is None:
+                        return Corrupt(self._path, detail, group=group, index=index)
+        except Exception:
+            return Corrupt(self._path, detail)
+        return Corrupt(self._path, detail)
+
+    @property
+    def _path(self) -> str:
+        return str(getattr(self.store, "path", "the journal"))
 
     def create(self, group: GroupId, configuration: Configuration) -> GroupLog:
         assert group not in self.groups, f"group {group} exists"
@@ -139,6 +226,7 @@ class Journal:
         log = self.groups.pop(group)
         self._bury(group, Tombstone(log.term, log.vote, log.configuration))
         self._dirty.pop(group, None)
+        self._unfiled.pop(group, None)
         if log in self._flying:
             self._flying.remove(log)
         key = group.to_bytes(4, "big")
@@ -219,18 +307,59 @@ class Journal:
         """Everything since the last call, of all groups: one transaction."""
         assert not self._flying, "one commit at a time: the store has one writer"
         ops, self._ops = self._ops, []
-        for group, log in self._dirty.items():
+        dirty, self._dirty = self._dirty, {}
+        bounds, number, unfiled = self._bounds, self.next_row, self._unfiled
+        room = bounds.row_bytes_max if len(dirty) >= bounds.groups_min else 0
+        row: list[Any] = []
+        for group, log in dirty.items():
+            size = log.fresh_bytes
+            if log.must_file or size > bounds.group_bytes_max or size > room:
+                log.file(ops)
+                unfiled.pop(group, None)
+            elif size:
+                room -= size
+                row += (group, *log.fresh())
+                if group not in unfiled:
+                    unfiled[group] = number
             log.take_writes(ops)
             if log.commit != log.commit_taken:
                 log.commit_taken = log.commit
-                number = group // COMMITS_GROUPS
-                self._commits.setdefault(number, {})[group] = log.commit
-                self._moved_commits.add(number)
-        self._flying = list(self._dirty.values())
-        self._dirty = {}
+                record = group // COMMITS_GROUPS
+                self._commits.setdefault(record, {})[group] = log.commit
+                self._moved_commits.add(record)
+        if row:
+            self._write_row(row, ops, dirty)
+        if self._recent:
+            self._retire_rows(ops)
+        self._flying = list(dirty.values())
         if self._moved_commits:
             self._write_commits(ops)
         return ops
+
+    def _write_row(self, row: list[Any], ops: list[Op], dirty: dict[GroupId, GroupLog]) -> None:
+        key, record = _KEY.pack(self.next_row), _pack(row)
+        value = _CHECKSUM.pack(crc32(record, crc32(key))) + record
+        ops.append(Extend(RECENT, ((key, value),)))
+        self._recent.append((self.next_row, len(value)))
+        self._recent_bytes += len(value)
+        self.next_row += 1
+        room = 2 * len(value)  # As much as keeps up with what comes, and no more: nobody waits for a great sorting.
+        while self._recent_bytes > self._bounds.recent_bytes and room > 0 and self._unfiled:
+            group = next(iter(self._unfiled))
+            del self._unfiled[group]
+            log = dirty[group] = self.groups[group]
+            room -= log.file(ops)
+            log.take_writes(ops)
+
+    def _retire_rows(self, ops: list[Op]) -> None:
+        """Delete the rows that nobody needs any more, in the transaction that files the last of what is in them."""
+        needed = next(iter(self._unfiled.values()), self.next_row)
+        first, gone = self._recent[0][0], 0
+        while self._recent and self._recent[0][0] < needed and gone < self._bounds.retired_max:
+            self._recent_bytes -= self._recent.popleft()[1]
+            gone += 1
+        if gone:
+            ops.append(Cut(RECENT, _KEY.pack(first), _KEY.pack(first + gone)))
 
     def persisted(self) -> list[GroupLog]:
         """What `take_writes` gave last is on disk. Returns the logs whose durable mark may have moved."""
@@ -243,7 +372,13 @@ class Journal:
 class GroupLog:
     """One group's log: (base, last] are its entries, `base` is the last one covered by a snapshot or 0."""
 
-    def __init__(self, journal: Journal, group: GroupId, configuration: Configuration | None = None) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        group: GroupId,
+        configuration: Configuration | None = None,
+        parts: Sequence[Part] = (),
+    ) -> None:
         self.group = group
         self.table = table_of(group)
         self._journal = journal
@@ -259,7 +394,16 @@ class GroupLog:
         self.durable_term = 0
         self._flying_last = 0
         self._flying_term = 0
-        self._ops: list[Op] = []
+        # Entries up to `filed` are in the group's own table, or in the commit under way to it; the others are here, encoded.
+        self.filed = 0
+        self.must_file = False  # Rows hold what was cut off meanwhile, or the log now begins behind `filed`.
+        self.fresh_bytes = 0  # Of the entries that are in no commit yet.
+        self.recent_from = journal.next_row  # What rows before this one say of this group is over.
+        self.unfiled_since: int | None = None  # As found on opening: the first row that holds entries not filed.
+        self._unfiled: list[bytes] = []
+        self._flying_filed = 0
+        self._tabled = 0  # Up to here the table can be read.
+        self._ops: list[Op] = []  # That cut the table.
         self._hard_dirty = False
         self._runs: list[tuple[int, int]] = []  # (first index of the run, its term), ascending
         self._tail: list[Entry] = []  # The newest entries; at least all that are not durable.
@@ -267,7 +411,7 @@ class GroupLog:
         self._tail_bytes = 0
         self._trim_from = 0  # Entries (trim_from, base] are still in the store and go in slices.
         if configuration is None:
-            self._load()
+            self._load(parts)
         else:
             self.configuration = configuration
             self._mark_hard()
@@ -332,11 +476,10 @@ class GroupLog:
             raise self._corrupt(index, "the entry is missing")
         if len(value) <= _HEADER.size:
             raise self._corrupt(index, "the entry is cut short")
-        term, checksum = _HEADER.unpack_from(value)
-        command = value[_HEADER.size :]
-        if checksum != _checksum(self.group, index, term, command):
+        entry = decode_entry(self.group, index, value)
+        if entry is None:
             raise self._corrupt(index, "the entry does not match its checksum")
-        return command, index, term
+        return entry
 
     def _corrupt(self, index: int | None, detail: str) -> Corrupt:
         return Corrupt(str(getattr(self._store, "path", self.table)), detail, group=self.group, index=index)
@@ -354,16 +497,27 @@ class GroupLog:
         self.last_index = index
         self._tail.append(entry)
         self._tail_bytes += len(command)
-        self._ops.append(Put(self.table, _KEY.pack(index), encode_entry(self.group, entry), True))
+        value = encode_entry(self.group, entry)
+        self._unfiled.append(value)
+        self.fresh_bytes += len(value)
         self._journal.mark_dirty(self)
 
     def truncate(self, low: int) -> None:
         """Drop the entries from `low` on: they conflict with a leader's. Never committed ones."""
         assert self.commit < low <= self.last_index, f"truncating {low}, committed {self.commit}"
-        self._ops.append(Cut(self.table, _KEY.pack(low), _KEY.pack(self.last_index + 1)))
+        if low <= self.filed:
+            self._ops.append(Cut(self.table, _KEY.pack(low), _KEY.pack(self.filed + 1)))
+            self.filed, self._unfiled = low - 1, []
+        else:
+            del self._unfiled[low - self.filed - 1 :]
+        if low <= self._flying_last:
+            self.must_file = True
         self.last_index = low - 1
         self.durable = min(self.durable, low - 1)
+        self._tabled = min(self._tabled, low - 1)
         self._flying_last = min(self._flying_last, low - 1)
+        self._flying_filed = min(self._flying_filed, low - 1)
+        self.fresh_bytes = sum(map(len, self._unfiled[self._flying_last - self.filed :]))
         while self._runs and self._runs[-1][0] >= low:
             self._runs.pop()
         if low < self._tail_first:
@@ -405,7 +559,8 @@ class GroupLog:
         if self.term_of(index) == term:
             self._rebase(index, term)
         else:
-            self._ops = [Drop(self.table)]
+            self._ops, self._unfiled, self.fresh_bytes, self.must_file = [Drop(self.table)], [], 0, True
+            self.filed = self._flying_filed = self._tabled = index
             self._runs, self._tail, self._tail_bytes, self._tail_first = [], [], 0, index + 1
             self.last_index = self.durable = self._flying_last = self._trim_from = index
             self._rebase(index, term)
@@ -425,6 +580,8 @@ class GroupLog:
             if run[0] <= self.last_index and (offset + 1 == len(keep) or keep[offset + 1][0] > run[0])
         ]  # fmt: skip
         self.base_index, self.base_term = index, term
+        if index > self.filed:
+            self.must_file = True
         if index >= self._tail_first:
             drop = index + 1 - self._tail_first
             self._tail_bytes -= sum(len(entry[0]) for entry in self._tail[:drop])
@@ -442,9 +599,27 @@ class GroupLog:
     def settled(self) -> bool:
         return self._journal.is_settled(self)
 
-    def take_writes(self, ops: list[Op]) -> None:
+    def fresh(self) -> tuple[int, list[bytes]]:
+        """The entries that are in no commit yet, and the index of the first."""
+        return self._flying_last + 1, self._unfiled[self._flying_last - self.filed :]
+
+    def file(self, ops: list[Op]) -> int:
+        """Bring all entries to the group's own table. Returns how many bytes."""
         ops += self._ops
         self._ops = []
+        if self.must_file:
+            self.must_file = False
+            self.recent_from = self._journal.next_row
+            self._hard_dirty = True
+        unfiled, self._unfiled = self._unfiled, []
+        if unfiled:
+            items = [(_KEY.pack(index), value) for index, value in enumerate(unfiled, self.filed + 1)]
+            ops.append(Extend(self.table, items))
+        self.filed = self.last_index
+        return sum(map(len, unfiled))
+
+    def take_writes(self, ops: list[Op]) -> None:
+        """All but the entries."""
         if self._trim_from < self.base_index:
             upto = min(self.base_index, self._trim_from + TRIM_ENTRIES)
             ops.append(Cut(self.table, _KEY.pack(self._trim_from), _KEY.pack(upto + 1)))
@@ -453,21 +628,23 @@ class GroupLog:
         if self._hard_dirty:
             ops.append(Put(HARD, self.group.to_bytes(4, "big"), self._encode_hard()))
             self._hard_dirty = False
-        self._flying_last, self._flying_term = self.last_index, self.term
+        self._flying_last, self._flying_term, self._flying_filed = self.last_index, self.term, self.filed
+        self.fresh_bytes = 0
 
     def persisted(self) -> None:
         self.durable_term = self._flying_term
         if self._flying_last > self.durable:
             self.durable = self._flying_last
-        assert self.durable <= self.last_index
+        self._tabled = self._flying_filed
+        assert self._tabled <= self.durable <= self.last_index
         if self._trim_from < self.base_index:
             self._journal.mark_dirty(self)
         if self._tail_bytes > TAIL_BYTES:
             self._shrink_tail()
 
     def _shrink_tail(self) -> None:
-        """Keep half of the bound in memory, and everything that is not durable or not committed."""
-        drop, bound = 0, min(self.durable, self.commit)
+        """Keep half of the bound in memory, and everything that is not committed, or cannot be read from the table."""
+        drop, bound = 0, min(self._tabled, self.commit)
         while drop < len(self._tail) and self._tail_bytes > TAIL_BYTES // 2 and self._tail[drop][1] <= bound:
             self._tail_bytes -= len(self._tail[drop][0])
             drop += 1
@@ -477,33 +654,38 @@ class GroupLog:
     def _encode_hard(self) -> bytes:
         epoch = self.configuration
         mine = (self.term, self.vote, self.commit, self.base_index, self.base_term, self._trim_from)
-        record: bytes = msgpack.packb((*mine, epoch.epoch, epoch.members, epoch.seed_index, epoch.seed_term))
+        lives = (epoch.epoch, epoch.members, epoch.seed_index, epoch.seed_term)
+        record: bytes = msgpack.packb((*mine, *lives, self.recent_from))
         return _CHECKSUM.pack(crc32(record, self.group)) + record
 
-    def _load(self) -> None:
+    def _load(self, parts: Sequence[Part]) -> None:
         value = self._store.get(HARD, self.group.to_bytes(4, "big"))
         if value is None or len(value) <= 4 or _CHECKSUM.unpack_from(value)[0] != crc32(value[4:], self.group):
             raise self._corrupt(None, "the record of term, vote and base does not match its checksum")
-        (self.term, vote, commit, self.base_index, self.base_term, self._trim_from, epoch, members, *seed) = (
-            msgpack.unpackb(value[4:])
-        )
+        fields = msgpack.unpackb(value[4:])
+        self.term, vote, commit, self.base_index, self.base_term, self._trim_from = fields[:6]
+        epoch, members, seed_index, seed_term, *rest = fields[6:]
+        self.recent_from = rest[0] if rest else 0  # Not in records of format 2.
         newer = self._journal.stored_commit(self.group)
         if newer is None:
             raise self._corrupt(None, "the record of its commit index is missing")
         self.commit, self.commit_taken = max(commit, newer), newer
         self.vote = None if vote is None else NodeId(vote)
-        self.configuration = Configuration(epoch, tuple(members), *seed)
-        # The store holds exactly (trim_from, last]: trimming moves that mark in the transaction that deletes.
+        self.configuration = Configuration(epoch, tuple(members), seed_index, seed_term)
+        # The table holds exactly (trim_from, filed]: trimming moves that mark in the transaction that deletes.
         last = self._store.last(self.table)
-        self.last_index = self._trim_from if last is None else int.from_bytes(last[0], "big")
-        if self._store.count(self.table) != self.last_index - self._trim_from:
+        self.filed = self._tabled = self._flying_filed = (
+            self._trim_from if last is None else int.from_bytes(last[0], "big")
+        )
+        if self._store.count(self.table) != self.filed - self._trim_from:
             raise self._corrupt(self._first_hole(self._trim_from + 1), "the entry is missing")
+        self.last_index, self._tail_first = self.filed, self.filed + 1
+        self._load_runs()
+        self._load_parts(parts)
         if max(self.commit, self.base_index) > self.last_index:
             raise self._corrupt(self.last_index + 1, f"the entry is missing; entries up to {self.commit} are committed")
         self.durable = self._flying_last = self.last_index
         self.durable_term = self._flying_term = self.term
-        self._tail_first = self.last_index + 1
-        self._load_runs()
         if self._trim_from < self.base_index:
             self._journal.mark_dirty(self)
         if self.last_term > self.term:
@@ -511,6 +693,26 @@ class GroupLog:
         low = max(self.base_index + 1, self.last_index - CHECKED_ENTRIES + 1)
         while low <= self.last_index:
             low += len(self.entries(low, self.last_index))
+
+    def _load_parts(self, parts: Sequence[Part]) -> None:
+        """What rows hold behind the table's end. Cuts were filed, so whatever else they hold is in the table as well."""
+        for row, first, values in parts:
+            for index, value in enumerate(values, first):
+                if row < self.recent_from or index <= self.last_index:
+                    continue
+                if index != self.last_index + 1:
+                    raise self._corrupt(self.last_index + 1, "the entry is missing")
+                entry = self._decode(index, _KEY.pack(index), value)
+                if entry[2] < self.last_term:
+                    raise self._corrupt(index, f"its term {entry[2]} is below its predecessor's {self.last_term}")
+                if entry[2] != self.last_term or not self._runs:
+                    self._runs.append((index, entry[2]))
+                self._tail.append(entry)
+                self._tail_bytes += len(entry[0])
+                self._unfiled.append(value)
+                self.last_index = index
+                if self.unfiled_since is None:
+                    self.unfiled_since = row
 
     def _first_hole(self, index: int) -> int:
         while rows := self._store.scan(self.table, _KEY.pack(index), b"\xff" * 9, bytes_max=1 << 30, count_max=4096):

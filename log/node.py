@@ -32,7 +32,7 @@ from typing import Final
 from holdfast.log.engine import Limits, Timing
 from holdfast.log.errors import NoSpace, NotHosted, Stopped
 from holdfast.log.host import APP_GROUP, Host
-from holdfast.log.journal import Journal
+from holdfast.log.journal import Journal, Rows
 from holdfast.log.link import Address, LinkLimits, Links, LinkStatus, TlsFiles
 from holdfast.log.messages import (
     REASON_BYTES_MAX,
@@ -71,6 +71,7 @@ class NodeConfig:
     timing: Timing = field(default_factory=Timing)
     limits: Limits = field(default_factory=Limits)
     link_limits: LinkLimits = field(default_factory=LinkLimits)
+    rows: Rows = field(default_factory=Rows)
     log_bytes_max: int = 16 << 30
     free_bytes_min: int = 64 << 20
 
@@ -222,7 +223,7 @@ class LogNode:
         try:
             self.host = Host(
                 node=NodeId(config.node),
-                journal=Journal(self._store),
+                journal=Journal(self._store, config.rows),
                 open_machine=self._open_machine,
                 send=self._send,
                 begin_commit=self._begin_commit,

@@ -43,7 +43,8 @@ from holdfast.log.errors import (
     WrongVersion,
 )
 
-FORMAT = 2
+FORMAT = 3
+FORMATS_READ = (2, FORMAT)  # 2 had no rows of recent entries (`journal.RECENT`): whoever knows only it would miss them.
 KEY_BYTES_MAX = 511  # LMDB's bound on keys and on names of tables.
 TABLES_MAX = 4096
 
@@ -75,12 +76,16 @@ _DAMAGE = (
 
 
 class Put(NamedTuple):
-    """`last`: the key is expected behind all others of its table. Then pages are filled before a new one begins."""
-
     table: str
     key: bytes
     value: bytes
-    last: bool = False
+
+
+class Extend(NamedTuple):
+    """Items whose keys rise and are expected behind all others of the table: pages are filled before a new one begins."""
+
+    table: str
+    items: Sequence[tuple[bytes, bytes]]
 
 
 class Cut(NamedTuple):
@@ -95,7 +100,7 @@ class Drop(NamedTuple):
     table: str
 
 
-Op = Put | Cut | Drop
+Op = Put | Extend | Cut | Drop
 
 
 class Store(Protocol):
@@ -169,15 +174,15 @@ class LmdbStore:
                 env = _open_env(path, map_bytes=max(map_bytes, 2 * file.stat().st_size))
                 try:
                     identity, incarnation, tables = _enter(env, path, node=node, cluster=cluster)
-                    if marker is None:
-                        _write_marker(path, identity)
-                    elif marker["disk"] != identity["disk"]:
+                    if marker is not None and marker["disk"] != identity["disk"]:
                         raise WrongDirectory(
                             path,
                             f"{_DATA_FILE} is of disk {identity['disk']}, {_IDENTITY_FILE} of disk {marker['disk']}",
                             "Someone replaced a file: put the right one back, or remove the directory and add the "
                             "node again under a new name",
                         )
+                    if marker != identity:
+                        _write_marker(path, identity)
                     store = cls(path, env, lock_fd, tables, bytes_max=bytes_max, free_bytes_min=free_bytes_min)
                 except BaseException:
                     env.close()
@@ -289,8 +294,7 @@ class LmdbStore:
         size = 0
         for op in ops:
             table = op.table
-            if type(op) is Put:
-                _, key, value, _ = op
+            for key, value in _items(op):
                 assert 0 < len(key) <= KEY_BYTES_MAX, f"a key of {len(key)} bytes"
                 size += len(key) + len(value)
             assert table != _OWN_TABLE and 0 < len(table) <= KEY_BYTES_MAX, f"no table for callers: {table!r}"
@@ -371,13 +375,7 @@ class LmdbStore:
                     if map_full:
                         self._grow()
                     txn = self._txn or self._begin()
-                    put, tables, dropped = txn.put, self._tables, self._dropped
                     for op in self._staged[self._filled :]:
-                        # Almost every op is an append to a table that is there, and needs no more than this.
-                        if type(op) is Put and op.last and not dropped:
-                            db = tables.get(op.table)
-                            if db is not None and put(op.key, op.value, db=db, append=True):
-                                continue
                         self._execute(txn, op)
                     self._filled = len(self._staged)
                     return
@@ -407,10 +405,12 @@ class LmdbStore:
                 if db is None:
                     db = self._opened[op.table] = self._env.open_db(op.table.encode(), txn=txn)
                 self._dropped.discard(op.table)
-                _, key, value, last = op
-                # Without the hint LMDB splits a full page in the middle, and a log would fill half of each page.
-                if not (last and txn.put(key, value, db=db, append=True)):
-                    txn.put(key, value, db=db)
+                txn.put(op.key, op.value, db=db)
+            case Extend():
+                if db is None:
+                    db = self._opened[op.table] = self._env.open_db(op.table.encode(), txn=txn)
+                self._dropped.discard(op.table)
+                _extend(txn, db, op.items)
             case Cut():
                 if db is not None:
                     _cut(txn, db, op.low, op.high)
@@ -470,7 +470,7 @@ class LmdbStore:
             self._live_bytes = page_bytes * sum(
                 stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats
             )
-            self._unmeasured_bytes = sum(len(op.key) + len(op.value) for op in self._staged if type(op) is Put)
+            self._unmeasured_bytes = sum(len(key) + len(value) for op in self._staged for key, value in _items(op))
             try:
                 # The file never shrinks, but pages freed by a trim are written again before it grows. If they
                 # did not count, a journal that filled its disk would be refused for ever.
@@ -481,6 +481,26 @@ class LmdbStore:
             except OSError as error:
                 self._measure_error = str(error)
         self._measure_due = time.monotonic() + _MEASURE_EVERY_S
+
+
+def _items(op: Op) -> Sequence[tuple[bytes, bytes]]:
+    """What an op writes."""
+    if type(op) is Extend:
+        return op.items
+    return ((op.key, op.value),) if type(op) is Put else ()
+
+
+def _extend(txn: lmdb.Transaction[bytes], db: lmdb._Database, items: Sequence[tuple[bytes, bytes]]) -> None:
+    # Without the hint LMDB splits a full page in the middle, and a log would fill half of each page.
+    if len(items) == 1:
+        ((key, value),) = items
+        fits = txn.put(key, value, db=db, append=True)
+    else:
+        with txn.cursor(db=db) as cursor:
+            fits = cursor.putmulti(items, append=True)[1] == len(items)
+    if not fits:  # LMDB leaves out what is not behind the last key.
+        for key, value in items:
+            txn.put(key, value, db=db)
 
 
 def _cut(txn: lmdb.Transaction[bytes], db: lmdb._Database, low: bytes, high: bytes) -> None:
@@ -628,7 +648,7 @@ def _parse_identity(file: Path, text: bytes) -> dict[str, object]:
         raise Corrupt(file, "the record of who owns the directory is damaged") from None
     if not isinstance(identity, dict):
         raise Corrupt(file, "the record of who owns the directory is damaged")
-    if identity.get("format") != FORMAT:
+    if identity.get("format") not in FORMATS_READ:
         raise WrongVersion(file, found=identity.get("format"), understood=FORMAT)
     if not all(isinstance(identity.get(name), str) for name in ("node", "cluster", "disk")):
         raise Corrupt(file, "the record of who owns the directory is damaged")
@@ -684,6 +704,9 @@ def _enter(
         own = env.open_db(_OWN_TABLE.encode(), txn=txn, create=False)
         identity = _parse_identity(file, txn.get(_IDENTITY, b"", db=own))
         _check_owner(path, identity, node=node, cluster=cluster)
+        if identity["format"] != FORMAT:
+            identity["format"] = FORMAT
+            txn.put(_IDENTITY, json.dumps(identity).encode(), db=own)
         incarnations = txn.get(_INCARNATION, b"", db=own)
         if len(incarnations) != 8:
             raise Corrupt(file, "the count of incarnations is damaged")

@@ -26,12 +26,13 @@ from holdfast.log.journal import (
     Configuration,
     GroupLog,
     Journal,
+    Rows,
     Tombstone,
     encode_entry,
     table_of,
 )
 from holdfast.log.messages import COMMANDS, Entry, GroupId, NodeId
-from holdfast.log.store import Cut, Drop, LmdbStore, Op, Put, Store
+from holdfast.log.store import Cut, Drop, Extend, LmdbStore, Op, Put, Store
 from tests.sim.disk import SimDisk
 
 G = GroupId(7)
@@ -41,10 +42,11 @@ MEMBERS = Configuration(0, (NodeId("n1"), NodeId("n2"), NodeId("n3")))
 class Box:
     """A journal and the store under it, which can be closed and opened again."""
 
-    def __init__(self, open_store: Callable[[], Store]) -> None:
+    def __init__(self, open_store: Callable[[], Store], rows: Rows | None = None) -> None:
         self._open = open_store
+        self._rows = rows
         self.store = open_store()
-        self.journal = Journal(self.store)
+        self.journal = Journal(self.store, rows)
 
     @property
     def log(self) -> GroupLog:
@@ -69,7 +71,7 @@ class Box:
     def reopen(self) -> GroupLog:
         self.store.close()
         self.store = self._open()
-        self.journal = Journal(self.store)
+        self.journal = Journal(self.store, self._rows)
         return self.log
 
 
@@ -467,7 +469,7 @@ def test_a_log_reset_before_its_appends_were_written_writes_none_of_them(box: Bo
 
     assert [op for op in ops if op.table == table_of(G)] == [
         Drop(table_of(G)),
-        Put(table_of(G), key(10), encode_entry(G, entry(10, 2)), last=True),
+        Extend(table_of(G), [(key(10), encode_entry(G, entry(10, 2)))]),
     ]
     assert everything(box.reopen()) == [entry(10, 2)]
 
@@ -502,12 +504,13 @@ def test_a_crash_loses_the_commit_under_way_as_a_whole(tmp_path: Path) -> None:
     assert [e[1:] for e in everything(again)] == [(i, 1) for i in range(1, 6)]
 
 
+@pytest.mark.parametrize("rows", [Rows(), Rows(groups_min=1), Rows(groups_min=1, recent_bytes=300, retired_max=2)])
 @pytest.mark.parametrize("seed", range(20))
-def test_any_history_of_writes_and_crashes_leaves_what_a_naive_list_would_hold(seed: int) -> None:
+def test_any_history_of_writes_and_crashes_leaves_what_a_naive_list_would_hold(seed: int, rows: Rows) -> None:
     """The journal against a twin that keeps whole lists: after a crash, the state of the last durable commit."""
     rng = Random(seed)
     disk = SimDisk("d")
-    box = Box(lambda: disk)
+    box = Box(lambda: disk, rows)
     log = box.create()
     log.set_vote(1, None)
     box.flush()

@@ -29,7 +29,7 @@ from holdfast.log.errors import (
     WrongDirectory,
     WrongVersion,
 )
-from holdfast.log.store import FORMAT, Cut, Drop, LmdbStore, Op, Put, Store
+from holdfast.log.store import FORMAT, FORMATS_READ, Cut, Drop, Extend, LmdbStore, Op, Put, Store
 
 WAIT_S = 30.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,18 +181,19 @@ def test_a_dropped_table_can_come_back_at_once_and_later(store: LmdbStore) -> No
     assert scan_all(store, "c") == [(b"k", b"2")]
 
 
-def test_a_put_said_to_be_last_is_kept_where_it_belongs_if_it_is_not(store: LmdbStore) -> None:
-    write(store, *[Put("log", key(number), b"old", last=True) for number in (1, 5, 9)])
+def test_an_item_said_to_be_last_is_kept_where_it_belongs_if_it_is_not(store: LmdbStore) -> None:
+    write(store, Extend("log", [(key(number), b"old") for number in (1, 5, 9)]))
 
-    write(store, Put("log", key(5), b"new", last=True), Put("log", key(7), b"late", last=True))
+    write(store, Extend("log", [(key(5), b"new")]), Extend("log", [(key(7), b"late"), (key(11), b"end")]))
 
-    assert scan_all(store, "log") == [(key(1), b"old"), (key(5), b"new"), (key(7), b"late"), (key(9), b"old")]
+    found = [(key(1), b"old"), (key(5), b"new"), (key(7), b"late"), (key(9), b"old"), (key(11), b"end")]
+    assert scan_all(store, "log") == found
 
 
 def test_a_table_written_at_its_end_fills_its_pages(store: LmdbStore) -> None:
     for low in range(0, 600, 30):
         numbers = range(low, low + 30)
-        write(store, *[Put("hinted", key(number), b"x" * 1000, last=True) for number in numbers])
+        write(store, Extend("hinted", [(key(number), b"x" * 1000) for number in numbers]))
         write(store, *[Put("plain", key(number), b"x" * 1000) for number in numbers])
 
     pages = {name: store._reader.stat(store._tables[name])["leaf_pages"] for name in ("hinted", "plain")}
@@ -238,6 +239,10 @@ def test_any_batches_leave_what_a_dictionary_would_hold(tmp_path: Path, seed: in
         table = rng.choice("abc")
         low, high = key(rng.randrange(60)), key(rng.randrange(60))
         roll = rng.random()
+        if roll < 0.3:
+            items = sorted({key(rng.randrange(60)): bytes([rng.randrange(256)]) * 900 for _ in range(4)}.items())
+            model.setdefault(table, {}).update(items)
+            return Extend(table, items)
         if roll < 0.75:
             value = bytes([rng.randrange(256)]) * rng.choice([0, 10, 1000, 9000, 70_000])
             model.setdefault(table, {})[low] = value
@@ -670,7 +675,7 @@ def test_the_journal_file_of_another_disk_is_refused(tmp_path: Path) -> None:
         open_store(tmp_path / "one")
 
 
-@pytest.mark.parametrize("other", [FORMAT - 1, FORMAT + 1])
+@pytest.mark.parametrize("other", [min(FORMATS_READ) - 1, FORMAT + 1])
 def test_an_older_or_newer_format_is_refused_by_both_records(tmp_path: Path, other: int) -> None:
     close_after(tmp_path, Put("log", b"k", b"v"))
     marker = tmp_path / "IDENTITY"
@@ -690,6 +695,29 @@ def test_an_older_or_newer_format_is_refused_by_both_records(tmp_path: Path, oth
     with pytest.raises(WrongVersion) as caught:
         open_store(tmp_path)
     assert str(tmp_path / "data.mdb") in str(caught.value)
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_directory_of_the_format_before_is_taken_over_and_then_refused_by_who_knows_only_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, crash: bool
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(store_module, "FORMAT", FORMAT - 1)
+        close_after(tmp_path, Put("log", b"k", b"v"))
+    if crash:  # Between the two records of who owns the directory.
+        old = (tmp_path / "IDENTITY").read_bytes()
+        open_store(tmp_path).close()
+        (tmp_path / "IDENTITY").write_bytes(old)
+
+    store = open_store(tmp_path)
+    assert store.get("log", b"k") == b"v"
+    store.close()
+
+    assert json.loads((tmp_path / "IDENTITY").read_text())["format"] == FORMAT
+    monkeypatch.setattr(store_module, "FORMAT", FORMAT - 1)
+    monkeypatch.setattr(store_module, "FORMATS_READ", (FORMAT - 1,))
+    with pytest.raises(WrongVersion, match=f"format {FORMAT}, this release understands format {FORMAT - 1}"):
+        open_store(tmp_path)
 
 
 def test_a_crash_while_the_directory_is_made_is_made_good(tmp_path: Path) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 
-from holdfast.log.journal import HARD
-from holdfast.log.store import Cut, Drop, Op, Put
+import msgpack
+
+from holdfast.log.journal import HARD, RECENT, table_of
+from holdfast.log.messages import GroupId
+from holdfast.log.store import Cut, Drop, Extend, Op, Put
 
 
 class Table:
@@ -43,6 +46,7 @@ class SimDisk:
         self.full = False
         self.to_the_last_byte = False  # Not even a state can be written.
         self.fsyncs = 0
+        self._rows: dict[bytes, tuple[bytes, dict[int, tuple[int, list[bytes]]]]] = {}
 
     def _table(self, name: str) -> Table:
         table = self.tables_.get(name)
@@ -91,6 +95,9 @@ class SimDisk:
             match op:
                 case Put(table, key, value):
                     self._table(table).put(key, value)
+                case Extend(table, items):
+                    for key, value in items:
+                        self._table(table).put(key, value)
                 case Cut(table, low, high):
                     self._table(table).cut(low, high)
                 case Drop(table):
@@ -117,6 +124,32 @@ class SimDisk:
     def hards(self) -> list[tuple[int, bytes]]:
         """(group, record) of all groups."""
         return [(int.from_bytes(key, "big"), value) for key, value in self._table(HARD).values.items()]
+
+    def entry(self, group: GroupId, index: int) -> bytes | None:
+        """What the disk has as an entry of a group: in its own table, or else in the newest row that counts."""
+        filed = self._table(table_of(group)).values.get(index.to_bytes(8, "big"))
+        if filed is not None:
+            return filed
+        hard = self._table(HARD).values.get(group.to_bytes(4, "big"))
+        recent = self._table(RECENT)
+        since = 0 if hard is None else msgpack.unpackb(hard[4:])[10]
+        for key in reversed(recent.keys):
+            if int.from_bytes(key, "big") < since:
+                return None
+            first, values = self._row(key, recent.values[key]).get(group, (0, []))
+            if first <= index < first + len(values):
+                return values[index - first]
+        return None
+
+    def _row(self, key: bytes, value: bytes) -> dict[int, tuple[int, list[bytes]]]:
+        known = self._rows.get(key)
+        if known is None or known[0] is not value:
+            flat = iter(msgpack.unpackb(value[4:]))
+            known = self._rows[key] = (
+                value,
+                {g: (first, values) for g, first, values in zip(flat, flat, flat, strict=True)},
+            )
+        return known[1]
 
     def flip_bit(self, table: str, key: bytes, at: int) -> None:
         """Damage one value. Done twice, it is as before."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from holdfast.log.engine import Limits
 from holdfast.log.errors import Corrupt
-from holdfast.log.journal import COMMITS, HARD, PINS, TOMBSTONES, table_of
+from holdfast.log.journal import COMMITS, HARD, PINS, RECENT, TOMBSTONES, table_of
 from holdfast.log.messages import GroupId, NodeId
 from tests.sim.oracle import Hard, Operation, Violation
 from tests.sim.world import Profile, SimCrash, SimNode, World
@@ -18,6 +18,8 @@ from tests.sim.world import Profile, SimCrash, SimNode, World
 FAILPOINTS: Final = (
     "stage.before",
     "stage.entries",
+    "stage.row",
+    "stage.retire",
     "stage.truncate",
     "stage.vote",
     "stage.epoch",
@@ -497,7 +499,7 @@ class Driver:
             return
         node = self.rng.choice(down)
         bases = {table_of(GroupId(g)): Hard(v).base for g, v in node.disk.hards()}
-        places = [(table, key) for table in (HARD, COMMITS, PINS, TOMBSTONES) for key in node.disk.keys(table)]
+        places = [(table, key) for table in (HARD, COMMITS, RECENT, PINS, TOMBSTONES) for key in node.disk.keys(table)]
         live = [(t, k) for t, base in bases.items() for k in node.disk.keys(t) if int.from_bytes(k, "big") > base]
         table, key = self.rng.choice(self.rng.choice([places, live or places]))
         at = self.rng.getrandbits(20)

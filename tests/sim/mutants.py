@@ -342,6 +342,40 @@ def trust_damaged_entries() -> list[Patch]:
 # -- sessions and disks --------------------------------------------------------------------------------------------------
 
 
+def old_rows_count() -> list[Patch]:
+    """What rows say of a group counts for ever, also what was cut off meanwhile, or of a log that was deleted."""
+    original = _original(GroupLog, "_load_parts")
+
+    def load_parts(self: Any, parts: Any) -> None:
+        mark, self.recent_from = self.recent_from, 0
+        original(self, parts)
+        self.recent_from = mark
+
+    return [(GroupLog, "_load_parts", load_parts)]
+
+
+def rows_go_too_soon() -> list[Patch]:
+    """Rows are deleted before all of their entries are in the tables of their groups."""
+    original = _original(Journal, "_retire_rows")
+
+    def retire_rows(self: Any, ops: Any) -> None:
+        unfiled, self._unfiled = self._unfiled, {}
+        original(self, ops)
+        self._unfiled = unfiled
+
+    return [(Journal, "_retire_rows", retire_rows)]
+
+
+def row_numbers_used_again() -> list[Patch]:
+    """When no row is left, their numbers begin anew, below what groups remember of older ones."""
+
+    def begin_rows(self: Any) -> None:
+        waiting = sorted((log.unfiled_since, group) for group, log in self.groups.items() if log.unfiled_since)
+        self._unfiled = {group: row for row, group in waiting}
+
+    return [(Journal, "_begin_rows", begin_rows)]
+
+
 def dead_sessions_heard() -> list[Patch]:
     """Frames of a session that is over are believed (AUDIT 32)."""
 
@@ -490,6 +524,9 @@ MUTANTS: Final[dict[str, Callable[[], list[Patch]]]] = {
         install_older,
         apply_twice,
         trust_damaged_entries,
+        old_rows_count,
+        rows_go_too_soon,
+        row_numbers_used_again,
         dead_sessions_heard,
         disks_not_pinned,
         pins_before_fsync,
@@ -538,6 +575,9 @@ WHERE: Final = {
     "install-older": "calm",
     "apply-twice": "three",
     "trust-damaged-entries": "corruption",
+    "old-rows-count": "leavers",
+    "rows-go-too-soon": "three",
+    "row-numbers-used-again": "three",
     "dead-sessions-heard": "three",
     "disks-not-pinned": "wipes",
     "pins-before-fsync": "slow-disk",

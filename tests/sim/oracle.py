@@ -16,7 +16,7 @@ import msgpack
 
 from holdfast.log.engine import decode_seal
 from holdfast.log.errors import ProposalError
-from holdfast.log.journal import COMMITS, HARD, PINS, TOMBSTONES, GroupLog, table_of
+from holdfast.log.journal import COMMITS, HARD, PINS, RECENT, TOMBSTONES, GroupLog, table_of
 from holdfast.log.messages import (
     SEAL,
     Append,
@@ -29,7 +29,7 @@ from holdfast.log.messages import (
     TimeoutNow,
     Vote,
 )
-from holdfast.log.store import Cut, Drop, Op, Put
+from holdfast.log.store import Cut, Drop, Extend, Op, Put
 from tests.sim.machine import Saved
 
 if TYPE_CHECKING:
@@ -172,9 +172,18 @@ class Oracle:
                     self._staged_commits(node, key, value, gone)
                 case Put(table, key, value) if table == PINS:
                     kinds.add("pin")
-                case Put(table, key, value):
+                case Extend(table, items) if table == RECENT:
+                    kinds |= {"entries", "row"}
+                    flat = iter(msgpack.unpackb(items[0][1][4:]))
+                    for group, first, values in zip(flat, flat, flat, strict=True):
+                        for index, value in enumerate(values, first):
+                            self._staged_entry(node, table_of(group), index, value, terms)
+                case Extend(table, items):
                     kinds.add("entries")
-                    self._staged_entry(node, table, int.from_bytes(key, "big"), value, terms)
+                    for key, value in items:
+                        self._staged_entry(node, table, int.from_bytes(key, "big"), value, terms)
+                case Cut(table, _, _) if table == RECENT:
+                    kinds.add("retire")
                 case Cut(table, low, _) if table not in (HARD, COMMITS, PINS, TOMBSTONES):
                     first = node.disk.first(table)
                     kinds.add("trim" if first is None or low <= first[0] else "truncate")
@@ -224,7 +233,7 @@ class Oracle:
         term = int.from_bytes(value[:8], "big")
         before = terms.get((table, index - 1))
         if before is None:
-            held = node.disk.get(table, (index - 1).to_bytes(8, "big"))
+            held = node.disk.entry(group, index - 1)
             before = None if held is None else int.from_bytes(held[:8], "big")
         terms[table, index] = term
         assert node.host is not None
@@ -280,7 +289,7 @@ class Oracle:
         log = node.host.replicas[group].log
         term = log.term_of(index)
         # It may have gone on to a newer leader while the acknowledgement waited: then its disk shows the older entry.
-        value = node.disk.get(table_of(group), index.to_bytes(8, "big"))
+        value = node.disk.entry(group, index)
         older = log.term > spoken and value is not None
         holds = older or term is None or index == 0 or self._holds(node, group, index, term)
         self._must(holds, f"{node.name} acknowledges entry {index}, which is not on its disk")
@@ -372,7 +381,7 @@ class Oracle:
         """Whether a node's disk holds the entry, or held it before somebody replaced the disk."""
         for disk in (node.disk, node.lost_disk):
             if disk is not None:
-                value = disk.get(table_of(group), index.to_bytes(8, "big"))
+                value = disk.entry(group, index)
                 if value is not None and int.from_bytes(value[:8], "big") == term:
                     return True
         return any(

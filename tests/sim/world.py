@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Final
 
 from holdfast.log.engine import Limits, Timing
 from holdfast.log.errors import Corrupt, EngineFault
 from holdfast.log.host import Host
-from holdfast.log.journal import Journal
+from holdfast.log.journal import Journal, Rows
 from holdfast.log.messages import Envelope, GroupId, NodeId, decode, encode
 from holdfast.log.replica import Done
 from holdfast.log.store import Op
@@ -48,6 +49,14 @@ class Profile:
     limits: Limits = field(default_factory=lambda: Limits(append_bytes_max=120, window_messages=4, entry_bytes_max=120))
     heat: float | None = None  # How often faults come; None: every seed draws its own.
     weights: dict[str, int] = field(default_factory=dict)
+
+
+#: As in earnest, where few commits here make a row; and such that every commit makes one, and rows come and go.
+ROWS: Final = (
+    Rows(),
+    Rows(groups_min=1, recent_bytes=400, retired_max=2),
+    Rows(groups_min=1, group_bytes_max=100, row_bytes_max=200, recent_bytes=1500),
+)
 
 
 class SimCrash(BaseException):
@@ -127,7 +136,7 @@ class SimNode:
             self.world.transmit(self, peer, session, encode(envelopes))
             self.reach("send.after")
 
-        journal = Journal(self.disk)
+        journal = Journal(self.disk, self.world.rows)
         self.reach("open.journal")
         for group in [group for group in self.states if group not in journal.groups]:
             # The process died after it forgot the group, and before it removed its state.
@@ -169,6 +178,7 @@ class SimNode:
 class World:
     def __init__(self, seed: int, profile: Profile) -> None:
         self.seed = seed
+        self.rows = ROWS[seed // 2 % len(ROWS)]
         self.rng = Random(f"{profile.name}:{seed}")
         self.profile = profile
         self.timing = Timing()

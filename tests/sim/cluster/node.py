@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -13,8 +14,9 @@ from holdfast.cluster.endpoint import Timing
 from holdfast.cluster.invoker import Invoker, Limits
 from holdfast.cluster.node import FIRST_PARTITION_GROUP, Node
 from holdfast.cluster.partition import PartitionMachine
+from holdfast.log.journal import Rows
 from holdfast.log.messages import GroupId
-from holdfast.log.node import LogNode
+from holdfast.log.node import LogNode, NodeConfig
 from holdfast.log.replica import Committed
 from tests.sim.cluster.files import SimState
 from tests.sim.cluster.loop import SimLoop
@@ -84,7 +86,13 @@ class SimWriter:
 
 
 class SimLogNode(LogNode):
-    """The real log node. Its disk, links, writer and dice are those of the process on whose loop it starts."""
+    """The real log node. Its disk, links, writer and dice are those of the process on whose loop it starts.
+
+    Commits of two groups and more make rows, and rows come and go, as in a node of many groups.
+    """
+
+    def __init__(self, config: NodeConfig, **rest: Any) -> None:
+        super().__init__(replace(config, rows=Rows(groups_min=2, recent_bytes=20_000)), **rest)
 
     @property
     def _process(self) -> Process:

@@ -1,0 +1,503 @@
+"""Rows of recent entries: a commit of many groups writes them together, and nothing shows that it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from zlib import crc32
+
+import msgpack
+import pytest
+
+from holdfast.log import journal as journal_module
+from holdfast.log.errors import Corrupt
+from holdfast.log.journal import HARD, RECENT, Configuration, GroupLog, Journal, Rows, table_of
+from holdfast.log.messages import COMMANDS, Entry, GroupId, NodeId
+from holdfast.log.store import Cut, Extend, LmdbStore, Op, Put, Store
+from tests.sim.disk import SimDisk
+
+MEMBERS = Configuration(0, (NodeId("n1"), NodeId("n2"), NodeId("n3")))
+MANY = tuple(GroupId(number) for number in range(1, 9))
+ALWAYS = Rows(groups_min=1)
+
+
+class Box:
+    """A journal of eight groups, and the store under it."""
+
+    def __init__(self, store: Store, rows: Rows | None = None) -> None:
+        self.store = store
+        self.rows = rows
+        self.journal = Journal(store, rows)
+        for group in MANY:
+            if group not in self.journal.groups:
+                self.journal.create(group, MEMBERS).set_vote(1, None)
+        self.flush()
+
+    def __getitem__(self, group: int) -> GroupLog:
+        return self.journal.groups[GroupId(group)]
+
+    def append(self, *groups: int, size: int = 100) -> None:
+        """The next entry of each of them."""
+        for group in groups or MANY:
+            log = self[group]
+            log.append(entry(log, size))
+
+    def flush(self) -> list[Op]:
+        if not self.journal.dirty:
+            return []
+        ops = self.journal.take_writes()
+        self.store.stage(ops)
+        self.store.commit()
+        self.journal.persisted()
+        return ops
+
+    def write(self, *ops: Op) -> None:
+        """Past the journal: what a bug or a bad disk would leave."""
+        self.store.stage(ops)
+        self.store.commit()
+
+    def reopen(self) -> Journal:
+        """As after a kill: only what was committed is there."""
+        self.journal = Journal(self.store, self.rows)
+        return self.journal
+
+    @property
+    def numbers(self) -> list[int]:
+        rows = self.store.scan(RECENT, b"", b"\xff" * 9, bytes_max=1 << 30, count_max=1 << 20)
+        return [int.from_bytes(key, "big") for key, _ in rows]
+
+    @property
+    def contents(self) -> dict[GroupId, list[Entry]]:
+        return {group: everything(log) for group, log in self.journal.groups.items()}
+
+
+@pytest.fixture(params=["lmdb", "simulated"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    found: Store = (
+        LmdbStore.open(tmp_path / "data", node="n1", cluster="c1") if request.param == "lmdb" else SimDisk("d")
+    )
+    yield found
+    found.close()
+
+
+def entry(log: GroupLog, size: int = 100) -> Entry:
+    index = log.last_index + 1
+    return bytes([COMMANDS]) + b"%d.%d.%d" % (log.group, index, log.term) + bytes(size), index, log.term
+
+
+def everything(log: GroupLog) -> list[Entry]:
+    found: list[Entry] = []
+    while (low := log.base_index + 1 + len(found)) <= log.last_index:
+        found += log.entries(low, log.last_index)
+    return found
+
+
+def row_key(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
+# Where entries go
+
+
+def test_a_commit_of_many_groups_writes_one_row_and_no_table_of_theirs(store: Store) -> None:
+    box = Box(store)
+    box.append()
+
+    ops = box.flush()
+
+    assert [type(op) for op in ops if op.table == RECENT] == [Extend]
+    assert not [op for op in ops if op.table.startswith("log.")]
+    written = box.contents
+    box.reopen()
+    assert box.contents == written
+    assert all(len(entries) == 1 for entries in written.values())
+    assert all(log.durable == log.last_index == 1 for log in box.journal.groups.values())
+
+
+def test_a_commit_of_few_groups_writes_to_their_own_tables(store: Store) -> None:
+    box = Box(store)
+    box.append(1, 2, 3)
+
+    box.flush()
+
+    assert box.numbers == []
+    assert [store.count(table_of(group)) for group in MANY[:4]] == [1, 1, 1, 0]
+
+
+def test_a_group_that_is_written_to_its_own_table_brings_its_rows_along(store: Store) -> None:
+    box = Box(store)
+    for _ in range(3):
+        box.append()
+        box.flush()
+    box.append(5)
+
+    box.flush()
+
+    assert store.count(table_of(GroupId(5))) == 4
+    assert store.count(table_of(GroupId(4))) == 0
+    written = box.contents
+    box.reopen()
+    assert box.contents == written
+
+
+def test_a_large_part_is_not_written_twice(store: Store) -> None:
+    box = Box(store)
+    box.append(*MANY[:-1])
+    box.append(MANY[-1], size=20_000)
+
+    ops = box.flush()
+
+    assert sum(len(value) for op in ops if type(op) is Extend for _, value in op.items) < 25_000
+    assert store.count(table_of(MANY[-1])) == 1
+    assert box.numbers == [1]
+
+
+def test_a_row_is_bounded(store: Store) -> None:
+    box = Box(store, Rows(row_bytes_max=1000))
+    box.append(size=300)
+
+    box.flush()
+
+    assert [store.count(table_of(group)) for group in MANY] == [0, 0, 0, 1, 1, 1, 1, 1]
+    written = box.contents
+    box.reopen()
+    assert box.contents == written
+
+
+def test_rows_come_and_go_and_no_commit_has_to_sort_them_all(store: Store) -> None:
+    rows = Rows(recent_bytes=20_000, retired_max=4)
+    box = Box(store, rows)
+    filed, kept = [], []
+    for _ in range(200):
+        box.append()
+        ops = box.flush()
+        filed.append(sum(len(op.items) for op in ops if type(op) is Extend and op.table != RECENT))
+        kept.append(len(box.numbers))
+        assert sum(1 for op in ops if type(op) is Cut and op.table == RECENT) <= 1
+
+    assert max(kept[100:]) < 60, "20,000 bytes are some 20 rows"
+    assert sum(filed) > 8 * 120, "most entries are in the tables of their groups"
+    assert max(filed) < 8 * 30
+    written = box.contents
+    box.reopen()
+    assert box.contents == written
+    assert box.numbers == list(range(box.numbers[0], 201))
+
+
+def test_a_group_that_rests_does_not_keep_rows_for_ever(store: Store) -> None:
+    box = Box(store, Rows(recent_bytes=5_000))
+    box.append()
+    box.flush()
+    for _ in range(50):
+        box.append(*MANY[:-1])
+        box.flush()
+
+    assert box.numbers[0] > 1
+    assert store.count(table_of(MANY[-1])) == 1
+
+
+def test_what_is_not_filed_stays_in_memory_and_the_rest_is_read_from_the_table(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "TAIL_BYTES", 2_000)
+    box = Box(store, Rows(recent_bytes=8_000))
+    for _ in range(100):
+        box.append()
+        for group in MANY:
+            box[group].set_commit(box[group].last_index)
+        box.flush()
+        for group in MANY:
+            assert [e[1] for e in everything(box[group])] == list(range(1, box[group].last_index + 1))
+
+    assert all(log._tail_bytes < 12_000 for log in box.journal.groups.values())
+
+
+def test_the_store_is_not_asked_for_rows_while_the_journal_is_open(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = Box(store)
+    for _ in range(5):
+        box.append()
+        box.flush()
+
+    monkeypatch.setattr(type(store), "scan", lambda *_, **__: pytest.fail("read"))
+
+    assert all(len(entries) == 5 for entries in box.contents.values())
+
+
+# What is over does not come back
+
+
+def test_what_was_cut_off_does_not_come_back_from_a_row(store: Store) -> None:
+    box = Box(store, ALWAYS)
+    for _ in range(5):
+        box.append()
+        box.flush()
+    box[3].truncate(3)
+    box.flush()
+    box.append(1, 2)
+    box.flush()
+
+    box.reopen()
+
+    assert [e[1] for e in everything(box[3])] == [1, 2]
+    assert 1 in box.numbers, "the rows are still there"
+
+
+def test_what_took_the_place_of_entries_that_were_cut_off_is_kept(store: Store) -> None:
+    box = Box(store, ALWAYS)
+    for _ in range(5):
+        box.append()
+        box.flush()
+    box[3].truncate(3)
+    box[3].set_vote(2, None)
+    box.append(3)
+    box.flush()
+    box.append()
+    box.flush()
+
+    box.reopen()
+
+    assert [e[1:] for e in everything(box[3])] == [(1, 1), (2, 1), (3, 2), (4, 2)]
+
+
+def test_what_was_cut_off_before_its_commit_ended_does_not_come_back(store: Store) -> None:
+    box = Box(store, ALWAYS)
+    box.append()
+    ops = box.journal.take_writes()
+    box[3].truncate(1)  # A newer leader, while the fsync runs.
+    store.stage(ops)
+    store.commit()
+    box.journal.persisted()
+    assert box[3].durable == 0
+    box.flush()
+
+    box.reopen()
+
+    assert everything(box[3]) == []
+
+
+def test_a_log_that_was_replaced_by_a_state_does_not_come_back_from_a_row(store: Store) -> None:
+    box = Box(store, ALWAYS)
+    for _ in range(5):
+        box.append()
+        box.flush()
+    box[3].set_vote(2, None)
+    box[3].reset(4, 2)  # Our entry 4 was another one.
+    box[4].reset(9, 1)
+    box.flush()
+    box.append()
+    box.flush()
+
+    box.reopen()
+
+    assert [e[1:] for e in everything(box[3])] == [(5, 2)]
+    assert [e[1:] for e in everything(box[4])] == [(10, 1)]
+
+
+@pytest.mark.parametrize("base", [3, 5])
+def test_a_log_is_trimmed_also_behind_what_is_filed(store: Store, base: int) -> None:
+    box = Box(store, ALWAYS)
+    for _ in range(5):
+        box.append()
+        box.flush()
+    box[3].set_commit(5)
+    box[3].trim(base)
+    box.flush()
+    box.append()
+    box.flush()
+
+    box.reopen()
+
+    assert [e[1] for e in everything(box[3])] == list(range(base + 1, 7))
+    assert store.count(table_of(GroupId(3))) <= 5 - base + 1
+
+
+def test_a_forgotten_group_that_begins_again_finds_nothing_of_its_own_in_rows(store: Store) -> None:
+    box = Box(store, ALWAYS)
+    for _ in range(3):
+        box.append()
+        box.flush()
+    box.journal.forget(GroupId(3))
+    box.flush()
+    box.reopen()
+    assert GroupId(3) not in box.journal.groups
+
+    box.journal.create(GroupId(3), Configuration(1, MEMBERS.members, 2, 1))
+    box.append()
+    box.flush()
+    box.reopen()
+
+    assert [e[1] for e in everything(box[3])] == [1]
+    assert [e[1] for e in everything(box[4])] == [1, 2, 3, 4]
+
+
+def test_numbers_of_rows_go_on_when_none_is_left(store: Store) -> None:
+    box = Box(store, ALWAYS)
+    box.append()
+    box.flush()
+    for group in MANY:  # All are filed, and remember that row 1 is over.
+        box[group].truncate(1)
+    box.flush()
+    assert box.numbers == []
+    box.reopen()
+
+    box.append()
+    box.flush()
+    box.reopen()
+
+    assert box.numbers == [2]
+    assert all(len(entries) == 1 for entries in box.contents.values())
+
+
+def test_a_record_of_the_format_before_rows_is_understood(store: Store) -> None:
+    box = Box(store)
+    box.append(1)
+    box.flush()
+    hard = store.get(HARD, MANY[0].to_bytes(4, "big"))
+    assert hard is not None
+    record = msgpack.packb(msgpack.unpackb(hard[4:])[:-1])
+    checksum = crc32(record, MANY[0]).to_bytes(4, "big")
+    box.write(Put(HARD, MANY[0].to_bytes(4, "big"), checksum + record))
+
+    box.reopen()
+    box.append()
+    box.flush()
+    box.reopen()
+
+    assert [e[1] for e in everything(box[1])] == [1, 2]
+
+
+# Damage
+
+
+def test_any_flipped_bit_in_a_row_is_refused() -> None:
+    disk = SimDisk("d")
+    box = Box(disk)
+    box.append(size=4)
+    box.flush()
+    for at in range(8 * len(disk.get(RECENT, row_key(1)) or b"")):
+        disk.flip_bit(RECENT, row_key(1), at)
+        with pytest.raises(Corrupt, match=r"simulated disk.*row 1 of the recent entries does not match its checksum"):
+            box.reopen()
+        disk.flip_bit(RECENT, row_key(1), at)
+    box.reopen()
+
+
+def test_a_damaged_entry_in_a_row_is_named(store: Store) -> None:
+    box = Box(store)
+    box.append()
+    box.flush()
+    box.append()
+    box.flush()
+    value = store.get(RECENT, row_key(2))
+    assert value is not None
+    damaged = value.replace(b"\x005.2.1", b"\x005.2.9")
+    assert damaged != value
+    box.write(Put(RECENT, row_key(2), damaged))
+
+    with pytest.raises(Corrupt, match="Restore this node from its peers") as refusal:
+        box.reopen()
+
+    assert (refusal.value.group, refusal.value.index) == (5, 2)
+
+
+def test_a_missing_row_is_refused(store: Store) -> None:
+    box = Box(store)
+    for _ in range(3):
+        box.append()
+        box.flush()
+    box.write(Cut(RECENT, row_key(2), row_key(3)))
+
+    with pytest.raises(Corrupt, match="row 2 of the recent entries is missing"):
+        box.reopen()
+
+
+def test_a_hole_between_a_table_and_the_rows_is_refused(store: Store) -> None:
+    box = Box(store)
+    for _ in range(3):
+        box.append()
+        box.flush()
+    box.write(Cut(RECENT, row_key(1), row_key(2)))
+
+    with pytest.raises(Corrupt, match="the entry is missing") as refusal:
+        box.reopen()
+
+    assert (refusal.value.group, refusal.value.index) == (1, 1)
+
+
+def test_a_row_of_a_group_without_its_record_is_refused(store: Store) -> None:
+    box = Box(store)
+    box.append()
+    box.flush()
+    box.write(Cut(HARD, MANY[2].to_bytes(4, "big"), MANY[3].to_bytes(4, "big")))
+
+    with pytest.raises(Corrupt, match="the record of term, vote and base is missing") as refusal:
+        box.reopen()
+
+    assert refusal.value.group == MANY[2]
+
+
+def test_a_falling_term_in_a_row_is_refused(store: Store) -> None:
+    box = Box(store)
+    log = box[3]
+    log.set_vote(2, None)
+    for _ in range(2):
+        box.append()
+        box.flush()
+    value = store.get(RECENT, row_key(2))
+    assert value is not None
+    flat = msgpack.unpackb(value[4:])
+    command = flat[3 * 2 + 2][0][12:]
+    flat[3 * 2 + 2] = [journal_module.encode_entry(GroupId(3), (command, 2, 1))]
+    record = msgpack.packb(flat)
+    checksum = crc32(record, crc32(row_key(2))).to_bytes(4, "big")
+    box.write(Put(RECENT, row_key(2), checksum + record))
+
+    with pytest.raises(Corrupt, match="its term 1 is below its predecessor's 2") as refusal:
+        box.reopen()
+
+    assert (refusal.value.group, refusal.value.index) == (3, 2)
+
+
+# Anything, in any order
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_history_of_many_groups_is_the_same_with_rows_and_without(seed: int) -> None:
+    """Two journals are told the same; one writes rows. They hold the same at any time, also after every crash."""
+    rng = Random(seed)
+    rows = Rows(groups_min=rng.choice([1, 3]), recent_bytes=rng.choice([200, 2_000, 20_000]), retired_max=2)
+    plain, mixed = Box(SimDisk("a"), Rows(groups_min=99)), Box(SimDisk("b"), rows)
+    for _ in range(300):
+        group = rng.choice(MANY)
+        what = rng.choice(["many", "many", "one", "truncate", "commit", "trim", "reset", "forget", "crash"])
+        some = rng.sample(MANY, rng.randint(1, len(MANY)))
+        roll, rise = rng.random(), rng.random() < 0.1
+        for box in (plain, mixed):
+            log = box[group]
+            if rise:
+                log.set_vote(log.term + 1, None)
+            if what == "many":
+                box.append(*some, size=int(roll * 50))
+            elif what == "one":
+                box.append(group)
+            elif what == "truncate" and log.last_index > log.commit:
+                log.truncate(log.commit + 1 + int(roll * (log.last_index - log.commit)))
+            elif what == "commit":
+                log.set_commit(log.commit + int(roll * (log.last_index - log.commit + 1)))
+            elif what == "trim":
+                log.trim(log.base_index + int(roll * (log.commit - log.base_index + 1)))
+            elif what == "reset":
+                index = log.commit + 1 + int(roll * 5)
+                log.reset(index, log.term_of(index) or log.term)
+            elif what == "forget" and roll < 0.3:
+                box.journal.forget(group)
+                box.journal.create(group, MEMBERS)
+                box[group].set_vote(box[group].term + 1, None)
+            if roll < 0.8 or what == "crash":
+                box.flush()
+            if what == "crash":
+                box.reopen()
+        assert plain.contents == mixed.contents
