@@ -25,6 +25,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 from zlib import crc32
 
@@ -41,6 +42,7 @@ _HEADER: Final = struct.Struct(">QI")  # term, checksum
 _SUBJECT: Final = struct.Struct(">IQQ")  # group, index, term: what the checksum speaks of besides the command
 _KEY: Final = struct.Struct(">Q")
 _CHECKSUM: Final = struct.Struct(">I")
+_ROW: Final = struct.Struct(">II")  # checksum and length of the contents
 _BASE_COMMAND: Final = bytes([NOOP])
 
 _TABLE: Final = "log."
@@ -79,12 +81,12 @@ class Rows:
     retired_max: int = 16  # Rows deleted by one commit, so that none has to make up for many.
 
 
-class Part(NamedTuple):
-    """The entries of one group in one row."""
+class Found(NamedTuple):
+    """An entry as it was found in a row."""
 
     row: int
-    first: int
-    values: list[bytes]
+    entry: Entry
+    value: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +122,31 @@ def decode_entry(group: GroupId, index: int, value: bytes) -> Entry | None:
     return (command, index, term) if checksum == _checksum(group, index, term, command) else None
 
 
-def _parts(record: bytes) -> list[tuple[GroupId, int, list[bytes]]]:
-    """A row is [group, index of the first entry, [entries], group, ...]."""
-    flat = iter(msgpack.unpackb(record))
-    return list(zip(flat, flat, flat, strict=True))
+def encode_row(key: bytes, contents: list[Any], values: list[bytes]) -> bytes:
+    """Entries of several groups. `contents` has for each: group, index of the first entry, [length of each entry].
+
+    Its checksum covers the contents; each entry has its own, over all that they say of it.
+    """
+    table = _pack(contents)
+    return b"".join((_ROW.pack(crc32(table, crc32(key)), len(table)), table, *values))
+
+
+def decode_row(key: bytes, value: bytes) -> list[tuple[GroupId, int, list[bytes]]] | None:
+    """(group, index of the first entry, entries) of each group; None if it is damaged. The entries are not looked at."""
+    if len(value) < _ROW.size:
+        return None
+    checksum, size = _ROW.unpack_from(value)
+    start = _ROW.size + size
+    table = value[_ROW.size : start]
+    if checksum != crc32(table, crc32(key)):
+        return None
+    parts = []
+    flat = iter(msgpack.unpackb(table))
+    for group, first, lengths in zip(flat, flat, flat, strict=True):
+        ends = list(accumulate(lengths, initial=start))
+        parts.append((group, first, [value[low:high] for low, high in pairwise(ends)]))
+        start = ends[-1]
+    return parts if start == len(value) else None
 
 
 class Journal:
@@ -150,12 +173,12 @@ class Journal:
             self.tombstones[GroupId(int.from_bytes(key, "big"))] = self._decode_tombstone(key, value)
         for key, value in self._rows(COMMITS):
             self._commits[int.from_bytes(key, "big")] = self._decode_commits(key, value)
-        parts = self._load_rows()
+        found = self._load_rows()
         for key, _ in self._rows(HARD):
             group = GroupId(int.from_bytes(key, "big"))
-            self.groups[group] = GroupLog(self, group, parts=parts.pop(group, ()))
+            self.groups[group] = GroupLog(self, group, recent=found.pop(group, ()))
         self._begin_rows()
-        for group in parts:
+        for group in found:
             if group not in self.tombstones:
                 raise self._headless(group)
         for group in [group for commits in self._commits.values() for group in commits]:
@@ -173,38 +196,32 @@ class Journal:
     def _rows(self, table: str) -> list[tuple[bytes, bytes]]:
         return self.store.scan(table, b"", b"\xff" * 9, bytes_max=1 << 30, count_max=1 << 20)
 
-    def _load_rows(self) -> dict[GroupId, list[Part]]:
-        parts: dict[GroupId, list[Part]] = {}
+    def _load_rows(self) -> dict[GroupId, list[Found]]:
+        found: dict[GroupId, list[Found]] = {}
         for key, value in self._rows(RECENT):
             number = int.from_bytes(key, "big")
             if self._recent and number != self.next_row:
                 raise Corrupt(self._path, f"row {self.next_row} of the recent entries is missing")
-            if len(value) <= 4 or _CHECKSUM.unpack_from(value)[0] != crc32(value[4:], crc32(key)):
-                raise self._damaged_row(number, value[4:])
-            for group, first, values in _parts(value[4:]):
-                parts.setdefault(group, []).append(Part(number, first, values))
+            parts = decode_row(key, value)
+            if parts is None:
+                raise Corrupt(self._path, f"row {number} of the recent entries does not match its checksum")
+            for group, first, values in parts:
+                for index, each in enumerate(values, first):
+                    entry = decode_entry(group, index, each)
+                    if entry is None:
+                        detail = "the entry does not match its checksum"
+                        raise Corrupt(self._path, detail, group=group, index=index)
+                    found.setdefault(group, []).append(Found(number, entry, each))
             self._recent.append((number, len(value)))
             self._recent_bytes += len(value)
             self.next_row = number + 1
-        return parts
+        return found
 
     def _begin_rows(self) -> None:
         """Which rows are still needed, and where to go on: a number is never used twice, or an old mark would hide a row."""
         waiting = [(log.unfiled_since, group) for group, log in self.groups.items() if log.unfiled_since is not None]
         self._unfiled = {group: row for row, group in sorted(waiting)}
         self.next_row = max([self.next_row, *(log.recent_from for log in self.groups.values())])
-
-    def _damaged_row(self, number: int, record: bytes) -> Corrupt:
-        """Which entry it is, if what is left of the row tells."""
-        detail = f"row {number} of the recent entries does not match its checksum"
-        try:
-            for group, first, values in _parts(record):
-                for index, value in enumerate(values, first):
-                    if decode_entry(group, index, value) is None:
-                        return Corrupt(self._path, detail, group=group, index=index)
-        except Exception:
-            return Corrupt(self._path, detail)
-        return Corrupt(self._path, detail)
 
     @property
     def _path(self) -> str:
@@ -310,7 +327,8 @@ class Journal:
         dirty, self._dirty = self._dirty, {}
         bounds, number, unfiled = self._bounds, self.next_row, self._unfiled
         room = bounds.row_bytes_max if len(dirty) >= bounds.groups_min else 0
-        row: list[Any] = []
+        contents: list[Any] = []
+        values: list[bytes] = []
         for group, log in dirty.items():
             size = log.fresh_bytes
             if log.must_file or size > bounds.group_bytes_max or size > room:
@@ -318,7 +336,9 @@ class Journal:
                 unfiled.pop(group, None)
             elif size:
                 room -= size
-                row += (group, *log.fresh())
+                fresh = log.fresh()
+                contents += (group, log.last_index - len(fresh) + 1, list(map(len, fresh)))
+                values += fresh
                 if group not in unfiled:
                     unfiled[group] = number
             log.take_writes(ops)
@@ -327,8 +347,9 @@ class Journal:
                 record = group // COMMITS_GROUPS
                 self._commits.setdefault(record, {})[group] = log.commit
                 self._moved_commits.add(record)
-        if row:
-            self._write_row(row, ops, dirty)
+        if values:
+            key = _KEY.pack(number)
+            self._add_row(key, encode_row(key, contents, values), ops, dirty)
         if self._recent:
             self._retire_rows(ops)
         self._flying = list(dirty.values())
@@ -336,9 +357,7 @@ class Journal:
             self._write_commits(ops)
         return ops
 
-    def _write_row(self, row: list[Any], ops: list[Op], dirty: dict[GroupId, GroupLog]) -> None:
-        key, record = _KEY.pack(self.next_row), _pack(row)
-        value = _CHECKSUM.pack(crc32(record, crc32(key))) + record
+    def _add_row(self, key: bytes, value: bytes, ops: list[Op], dirty: dict[GroupId, GroupLog]) -> None:
         ops.append(Extend(RECENT, ((key, value),)))
         self._recent.append((self.next_row, len(value)))
         self._recent_bytes += len(value)
@@ -377,7 +396,7 @@ class GroupLog:
         journal: Journal,
         group: GroupId,
         configuration: Configuration | None = None,
-        parts: Sequence[Part] = (),
+        recent: Sequence[Found] = (),
     ) -> None:
         self.group = group
         self.table = table_of(group)
@@ -411,7 +430,7 @@ class GroupLog:
         self._tail_bytes = 0
         self._trim_from = 0  # Entries (trim_from, base] are still in the store and go in slices.
         if configuration is None:
-            self._load(parts)
+            self._load(recent)
         else:
             self.configuration = configuration
             self._mark_hard()
@@ -599,9 +618,9 @@ class GroupLog:
     def settled(self) -> bool:
         return self._journal.is_settled(self)
 
-    def fresh(self) -> tuple[int, list[bytes]]:
-        """The entries that are in no commit yet, and the index of the first."""
-        return self._flying_last + 1, self._unfiled[self._flying_last - self.filed :]
+    def fresh(self) -> list[bytes]:
+        """The entries that are in no commit yet."""
+        return self._unfiled[self._flying_last - self.filed :]
 
     def file(self, ops: list[Op]) -> int:
         """Bring all entries to the group's own table. Returns how many bytes."""
@@ -658,7 +677,7 @@ class GroupLog:
         record: bytes = msgpack.packb((*mine, *lives, self.recent_from))
         return _CHECKSUM.pack(crc32(record, self.group)) + record
 
-    def _load(self, parts: Sequence[Part]) -> None:
+    def _load(self, recent: Sequence[Found]) -> None:
         value = self._store.get(HARD, self.group.to_bytes(4, "big"))
         if value is None or len(value) <= 4 or _CHECKSUM.unpack_from(value)[0] != crc32(value[4:], self.group):
             raise self._corrupt(None, "the record of term, vote and base does not match its checksum")
@@ -681,7 +700,7 @@ class GroupLog:
             raise self._corrupt(self._first_hole(self._trim_from + 1), "the entry is missing")
         self.last_index, self._tail_first = self.filed, self.filed + 1
         self._load_runs()
-        self._load_parts(parts)
+        self._load_recent(recent)
         if max(self.commit, self.base_index) > self.last_index:
             raise self._corrupt(self.last_index + 1, f"the entry is missing; entries up to {self.commit} are committed")
         self.durable = self._flying_last = self.last_index
@@ -694,25 +713,24 @@ class GroupLog:
         while low <= self.last_index:
             low += len(self.entries(low, self.last_index))
 
-    def _load_parts(self, parts: Sequence[Part]) -> None:
+    def _load_recent(self, recent: Sequence[Found]) -> None:
         """What rows hold behind the table's end. Cuts were filed, so whatever else they hold is in the table as well."""
-        for row, first, values in parts:
-            for index, value in enumerate(values, first):
-                if row < self.recent_from or index <= self.last_index:
-                    continue
-                if index != self.last_index + 1:
-                    raise self._corrupt(self.last_index + 1, "the entry is missing")
-                entry = self._decode(index, _KEY.pack(index), value)
-                if entry[2] < self.last_term:
-                    raise self._corrupt(index, f"its term {entry[2]} is below its predecessor's {self.last_term}")
-                if entry[2] != self.last_term or not self._runs:
-                    self._runs.append((index, entry[2]))
-                self._tail.append(entry)
-                self._tail_bytes += len(entry[0])
-                self._unfiled.append(value)
-                self.last_index = index
-                if self.unfiled_since is None:
-                    self.unfiled_since = row
+        for row, entry, value in recent:
+            command, index, term = entry
+            if row < self.recent_from or index <= self.last_index:
+                continue
+            if index != self.last_index + 1:
+                raise self._corrupt(self.last_index + 1, "the entry is missing")
+            if term < self.last_term:
+                raise self._corrupt(index, f"its term {term} is below its predecessor's {self.last_term}")
+            if term != self.last_term or not self._runs:
+                self._runs.append((index, term))
+            self._tail.append(entry)
+            self._tail_bytes += len(command)
+            self._unfiled.append(value)
+            self.last_index = index
+            if self.unfiled_since is None:
+                self.unfiled_since = row
 
     def _first_hole(self, index: int) -> int:
         while rows := self._store.scan(self.table, _KEY.pack(index), b"\xff" * 9, bytes_max=1 << 30, count_max=4096):

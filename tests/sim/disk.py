@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgpack
 
-from holdfast.log.journal import HARD, RECENT, table_of
+from holdfast.log.journal import HARD, RECENT, decode_row, table_of
 from holdfast.log.messages import GroupId
 from holdfast.log.store import Cut, Drop, Extend, Op, Put
 
@@ -46,7 +46,7 @@ class SimDisk:
         self.full = False
         self.to_the_last_byte = False  # Not even a state can be written.
         self.fsyncs = 0
-        self._rows: dict[bytes, tuple[bytes, dict[int, tuple[int, list[bytes]]]]] = {}
+        self._rows: dict[bytes, tuple[bytes, dict[GroupId, tuple[int, list[bytes]]]]] = {}
 
     def _table(self, name: str) -> Table:
         table = self.tables_.get(name)
@@ -141,14 +141,11 @@ class SimDisk:
                 return values[index - first]
         return None
 
-    def _row(self, key: bytes, value: bytes) -> dict[int, tuple[int, list[bytes]]]:
+    def _row(self, key: bytes, value: bytes) -> dict[GroupId, tuple[int, list[bytes]]]:
         known = self._rows.get(key)
         if known is None or known[0] is not value:
-            flat = iter(msgpack.unpackb(value[4:]))
-            known = self._rows[key] = (
-                value,
-                {g: (first, values) for g, first, values in zip(flat, flat, flat, strict=True)},
-            )
+            parts = {group: (first, values) for group, first, values in decode_row(key, value) or ()}
+            known = self._rows[key] = value, parts
         return known[1]
 
     def flip_bit(self, table: str, key: bytes, at: int) -> None:

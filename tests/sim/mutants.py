@@ -344,14 +344,14 @@ def trust_damaged_entries() -> list[Patch]:
 
 def old_rows_count() -> list[Patch]:
     """What rows say of a group counts for ever, also what was cut off meanwhile, or of a log that was deleted."""
-    original = _original(GroupLog, "_load_parts")
+    original = _original(GroupLog, "_load_recent")
 
-    def load_parts(self: Any, parts: Any) -> None:
+    def load_recent(self: Any, recent: Any) -> None:
         mark, self.recent_from = self.recent_from, 0
-        original(self, parts)
+        original(self, recent)
         self.recent_from = mark
 
-    return [(GroupLog, "_load_parts", load_parts)]
+    return [(GroupLog, "_load_recent", load_recent)]
 
 
 def rows_go_too_soon() -> list[Patch]:

@@ -16,7 +16,7 @@ import msgpack
 
 from holdfast.log.engine import decode_seal
 from holdfast.log.errors import ProposalError
-from holdfast.log.journal import COMMITS, HARD, PINS, RECENT, TOMBSTONES, GroupLog, table_of
+from holdfast.log.journal import COMMITS, HARD, PINS, RECENT, TOMBSTONES, GroupLog, decode_row, table_of
 from holdfast.log.messages import (
     SEAL,
     Append,
@@ -174,8 +174,7 @@ class Oracle:
                     kinds.add("pin")
                 case Extend(table, items) if table == RECENT:
                     kinds |= {"entries", "row"}
-                    flat = iter(msgpack.unpackb(items[0][1][4:]))
-                    for group, first, values in zip(flat, flat, flat, strict=True):
+                    for group, first, values in decode_row(*items[0]) or ():
                         for index, value in enumerate(values, first):
                             self._staged_entry(node, table_of(group), index, value, terms)
                 case Extend(table, items):
@@ -185,8 +184,8 @@ class Oracle:
                 case Cut(table, _, _) if table == RECENT:
                     kinds.add("retire")
                 case Cut(table, low, _) if table not in (HARD, COMMITS, PINS, TOMBSTONES):
-                    first = node.disk.first(table)
-                    kinds.add("trim" if first is None or low <= first[0] else "truncate")
+                    oldest = node.disk.first(table)
+                    kinds.add("trim" if oldest is None or low <= oldest[0] else "truncate")
                     cut = int.from_bytes(low, "big")
                     for place in [place for place in terms if place[0] == table and place[1] >= cut]:
                         terms[place] = None
