@@ -197,6 +197,7 @@ class SyncObj(_parent.SyncObj):
         self._prevotes: set[NodeId] | None = None
         self._leader_contact = NEVER
         self._sequence = 0
+        self._acknowledged = 0  # The highest index that a follower acknowledged to us, in this term or an earlier one.
         self.must_beat = False  # Whether the next flush sends a heartbeat,
         self.must_send = False  # and whether it looks for entries to send.
         self._deadline = now if lead_at_once else self._next_deadline()
@@ -369,7 +370,10 @@ class SyncObj(_parent.SyncObj):
     def persisted(self) -> None:
         """Our log's durable mark may have moved."""
         if self.__raftState == LEADER:
-            if self.log.durable > self.__raftCommitIndex:
+            # What is not committed yet is on a majority only if another member holds it too, or there is none. As a rule our
+            # own disk is the first.
+            commit = self.__raftCommitIndex
+            if self.log.durable > commit and (self._acknowledged > commit or not self.peers):
                 self._maybe_commit()
         elif self.__raftState == CANDIDATE and not self.peers and self.log.durable_term == self.term:
             self.__onBecomeLeader()
@@ -403,8 +407,9 @@ class SyncObj(_parent.SyncObj):
             return False
         if term == current and self.__raftState == LEADER:
             raise EngineFault(f"two leaders in term {term}: {self.node} and {sender}")
-        self._leader_contact = self.now
-        self._deadline = self._next_deadline()
+        timing = self.timing
+        self._leader_contact = now = self.now
+        self._deadline = now + self.rng.uniform(timing.election_min, timing.election_max)
         self._patience = self._hurries = 0
         self._prevotes = None
         if term > current or self.__raftState != FOLLOWER or self.__raftLeader != sender:
@@ -441,28 +446,25 @@ class SyncObj(_parent.SyncObj):
     def _take_entries(self, sender: NodeId, m: Append) -> None:
         """The logs agree at `prev`. Skip what we hold already; only a real conflict truncates (Raft §5.3)."""
         _, verified, _, commit, rest = m
-        log = self.log
+        log, changed = self.log, False  # Whether where the epoch ends may have changed.
         if rest and verified < log.last_index:
             skip = 0
             while skip < len(rest) and log.term_of(rest[skip][1]) == rest[skip][2]:
                 verified = rest[skip][1]
                 skip += 1
             rest = rest[skip:]
-        if rest:
-            first = rest[0][1]
-            if first <= self.__raftCommitIndex:
-                raise EngineFault(f"{sender} would overwrite committed entry {first}")
-            conflict = first <= log.last_index
-            if conflict:
-                log.truncate(first)
-            sealed = False
-            for entry in rest:
-                log.append(entry)
-                if entry[0][0] == SEAL:
-                    sealed = True
-            if conflict or sealed:
-                self._find_seal()
-            verified = log.last_index
+            if rest and verified < log.last_index:
+                if verified < self.__raftCommitIndex:
+                    raise EngineFault(f"{sender} would overwrite committed entry {verified + 1}")
+                log.truncate(verified + 1)
+                changed = True
+        for entry in rest:
+            log.append(entry)
+            verified = entry[1]
+            if entry[0][0] == SEAL:
+                changed = True
+        if changed:
+            self._find_seal()
         if commit > verified:
             commit = verified
         if commit > self.__raftCommitIndex:
@@ -741,6 +743,8 @@ class SyncObj(_parent.SyncObj):
         if index > last:
             raise EngineFault(f"{sender} acknowledged {index}; our log ends at {last}")
         if progress.acknowledged(index, self.now) and index > self.__raftCommitIndex:
+            if index > self._acknowledged:
+                self._acknowledged = index
             self._maybe_commit()
         if progress.next <= last or self.transferee == sender:
             self.must_send = True

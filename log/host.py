@@ -491,11 +491,9 @@ class Host:
         for peer, message in engine.promises:
             session = sessions.get(peer)
             if session is not None:
-                envelope = build(Envelope, (group, epoch, message))
-                if promised and promised[-1][0] == peer and promised[-1][1] == session:
-                    promised[-1][2].append(envelope)
-                else:
-                    promised.append((peer, session, [envelope]))
+                if not promised or promised[-1][0] != peer or promised[-1][1] != session:
+                    promised.append((peer, session, []))
+                promised[-1][2].append(build(Envelope, (group, epoch, message)))
         engine.promises = []
 
     def _release(self, promises: list[_Promises]) -> list[_Promises]:

@@ -240,9 +240,7 @@ def _integers(values: Sequence[Any], what: str) -> None:
 
 
 def _entries(flat: Any, term: int, prev_index: int, prev_term: int) -> tuple[Entry, ...]:
-    if type(flat) is not list or len(flat) % 2 or len(flat) > 2 * ENTRIES_MAX:
-        raise Malformed("append: entries are not a bounded list of pairs")
-    if len(flat) == 2:  # As a rule. What is wrong with it is named below.
+    if type(flat) is list and len(flat) == 2:  # As a rule. What is wrong with it is named below.
         entry_term, command = flat
         if (
             type(entry_term) is int
@@ -253,6 +251,8 @@ def _entries(flat: Any, term: int, prev_index: int, prev_term: int) -> tuple[Ent
             and command[0] in ENTRY_KINDS
         ):
             return ((command, prev_index + 1, entry_term),)
+    if type(flat) is not list or len(flat) % 2 or len(flat) > 2 * ENTRIES_MAX:
+        raise Malformed("append: entries are not a bounded list of pairs")
     entries: list[Entry] = []
     index, newest = prev_index, prev_term
     pairs = iter(flat)
