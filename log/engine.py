@@ -68,9 +68,9 @@ NEVER: Final = float("-inf")
 FAR: Final = float("inf")
 PATIENCE_MAX: Final = 5  # A node that cannot lead asks around less and less often, down to once in 2^5 timeouts.
 OFFERS_MAX: Final = 16
-#: An append that is sent: its first and last index, the bytes of its commands, and itself.
-_Sending: TypeAlias = tuple[int, int, int, Append]
 HURRIES_MAX: Final = 8  # So often an election after a broken connection is tried again without waiting a timeout.
+#: An append that is sent: its first and its last index, the bytes of its commands, and itself.
+_Sending: TypeAlias = tuple[int, int, int, Append]
 
 
 def _refuse_pickle(*_: object, **__: object) -> Any:
@@ -268,9 +268,6 @@ class SyncObj(_parent.SyncObj):
     def propose(self, command: bytes) -> int:
         """Append a command (its kind byte first) to our log. The caller has asked `refusal`."""
         assert self.__raftState == LEADER and self.seal_index is None and self.transferee is None
-        return self._append(command)
-
-    def _append(self, command: bytes) -> int:
         log, size = self.log, len(command)
         index = log.last_index + 1
         log.append((command, index, self.__raftCurrentTerm))
@@ -282,7 +279,7 @@ class SyncObj(_parent.SyncObj):
     def seal(self, next_members: tuple[NodeId, ...], command: bytes) -> int:
         """End this epoch: nothing proposed after this entry will ever commit in it."""
         assert self.refusal() is None and self.term_committed
-        index = self._append(command)
+        index = self.propose(command)
         self.seal_index, self.next_members = index, next_members
         return index
 
@@ -407,9 +404,8 @@ class SyncObj(_parent.SyncObj):
             return False
         if term == current and self.__raftState == LEADER:
             raise EngineFault(f"two leaders in term {term}: {self.node} and {sender}")
-        timing = self.timing
-        self._leader_contact = now = self.now
-        self._deadline = now + self.rng.uniform(timing.election_min, timing.election_max)
+        self._leader_contact = self.now
+        self._deadline = self._next_deadline()
         self._patience = self._hurries = 0
         self._prevotes = None
         if term > current or self.__raftState != FOLLOWER or self.__raftLeader != sender:
