@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgpack
 import pysyncobj.pickle
@@ -40,6 +40,7 @@ from holdfast.log.messages import (
     AppendAck,
     AppendReject,
     Config,
+    Entry,
     Heartbeat,
     HeartbeatAck,
     Message,
@@ -50,8 +51,9 @@ from holdfast.log.messages import (
     RequestVote,
     TimeoutNow,
     Vote,
+    build,
 )
-from holdfast.log.progress import Flow, Progress
+from holdfast.log.progress import REPLICATE, SNAPSHOT, Progress
 
 if TYPE_CHECKING:
     from random import Random
@@ -67,6 +69,8 @@ FAR: Final = float("inf")
 PATIENCE_MAX: Final = 5  # A node that cannot lead asks around less and less often, down to once in 2^5 timeouts.
 OFFERS_MAX: Final = 16
 HURRIES_MAX: Final = 8  # So often an election after a broken connection is tried again without waiting a timeout.
+#: An append that is sent: its first and its last index, the bytes of its commands, and itself.
+_Sending: TypeAlias = tuple[int, int, int, Append]
 
 
 def _refuse_pickle(*_: object, **__: object) -> Any:
@@ -193,9 +197,9 @@ class SyncObj(_parent.SyncObj):
         self._prevotes: set[NodeId] | None = None
         self._leader_contact = NEVER
         self._sequence = 0
+        self._acknowledged = 0  # The highest index that a follower acknowledged to us, in this term or an earlier one.
         self.must_beat = False  # Whether the next flush sends a heartbeat,
         self.must_send = False  # and whether it looks for entries to send.
-        self._newest_append: tuple[int, Append, int] | None = None  # From which index on, and bytes; of this flush.
         self._deadline = now if lead_at_once else self._next_deadline()
 
         outlet = _Outlet()
@@ -264,9 +268,6 @@ class SyncObj(_parent.SyncObj):
     def propose(self, command: bytes) -> int:
         """Append a command (its kind byte first) to our log. The caller has asked `refusal`."""
         assert self.__raftState == LEADER and self.seal_index is None and self.transferee is None
-        return self._append(command)
-
-    def _append(self, command: bytes) -> int:
         log, size = self.log, len(command)
         index = log.last_index + 1
         log.append((command, index, self.__raftCurrentTerm))
@@ -278,7 +279,7 @@ class SyncObj(_parent.SyncObj):
     def seal(self, next_members: tuple[NodeId, ...], command: bytes) -> int:
         """End this epoch: nothing proposed after this entry will ever commit in it."""
         assert self.refusal() is None and self.term_committed
-        index = self._append(command)
+        index = self.propose(command)
         self.seal_index, self.next_members = index, next_members
         return index
 
@@ -314,7 +315,7 @@ class SyncObj(_parent.SyncObj):
         self.connected.add(peer)
         self.learner_began(peer)  # It may have forgotten the group while we did not hear of it.
         progress = self.progress.get(peer)
-        if self.is_leader and progress is not None and progress.flow is not Flow.SNAPSHOT:
+        if self.is_leader and progress is not None and progress.flow is not SNAPSHOT:
             progress.restart(progress.match + 1 if progress.match else progress.next)
             self.must_send = True
         elif self.leader is None and self.is_member:
@@ -366,7 +367,10 @@ class SyncObj(_parent.SyncObj):
     def persisted(self) -> None:
         """Our log's durable mark may have moved."""
         if self.__raftState == LEADER:
-            if self.log.durable > self.__raftCommitIndex:
+            # What is not committed yet is on a majority only if another member holds it too, or there is none. As a rule our
+            # own disk is the first.
+            commit = self.__raftCommitIndex
+            if self.log.durable > commit and (self._acknowledged > commit or not self.peers):
                 self._maybe_commit()
         elif self.__raftState == CANDIDATE and not self.peers and self.log.durable_term == self.term:
             self.__onBecomeLeader()
@@ -380,11 +384,10 @@ class SyncObj(_parent.SyncObj):
             self._send_heartbeats()
         if self.must_send:
             self.must_send = False
-            self._newest_append = None
-            for peer in self.peers:
-                self._send_append(peer)
-            for peer in self.learners:
-                self._send_append(peer)
+            newest = None
+            for peer, progress in self.progress.items():  # Of the peers, then of the learners.
+                if peer in self.connected:
+                    newest = self._send_append(peer, progress, newest)
             if self.transferee is not None:
                 self._maybe_hand_over()
 
@@ -423,52 +426,47 @@ class SyncObj(_parent.SyncObj):
         log = self.log
         if not self._follow(sender, term, 0):
             self.promise(sender, AppendReject(self.term, prev, log.last_index + 1))
-            return
-        if prev > log.last_index:
+        elif log.term_of(prev) == prev_term:  # It has none outside our log.
+            self._take_entries(sender, m)
+        elif prev > log.last_index:
             self.promise(sender, AppendReject(self.term, prev, log.last_index + 1))
-            return
-        if prev < log.base_index:
+        elif prev < log.base_index:
             # What is below our base is committed, so equal to the leader's. Let it go on behind our commit.
             self.promise(sender, AppendAck(self.term, self.commit))
-            return
-        if log.term_of(prev) != prev_term:
-            if prev <= self.commit:
-                raise EngineFault(f"{sender} contradicts committed entry {prev}")
+        elif prev <= self.commit:
+            raise EngineFault(f"{sender} contradicts committed entry {prev}")
+        else:
             # Everything up to our commit index is known to match: one round trip instead of one per entry.
             self.promise(sender, AppendReject(self.term, prev, self.commit + 1))
-            return
-        self._take_entries(sender, m)
 
     def _take_entries(self, sender: NodeId, m: Append) -> None:
         """The logs agree at `prev`. Skip what we hold already; only a real conflict truncates (Raft §5.3)."""
         _, verified, _, commit, rest = m
-        log = self.log
+        log, changed = self.log, False  # Whether where the epoch ends may have changed.
         if rest and verified < log.last_index:
             skip = 0
             while skip < len(rest) and log.term_of(rest[skip][1]) == rest[skip][2]:
                 verified = rest[skip][1]
                 skip += 1
             rest = rest[skip:]
-        if rest:
-            first = rest[0][1]
-            if first <= self.__raftCommitIndex:
-                raise EngineFault(f"{sender} would overwrite committed entry {first}")
-            conflict = first <= log.last_index
-            if conflict:
-                log.truncate(first)
-            sealed = False
-            for entry in rest:
-                log.append(entry)
-                if entry[0][0] == SEAL:
-                    sealed = True
-            if conflict or sealed:
-                self._find_seal()
-            verified = log.last_index
+            if rest and verified < log.last_index:
+                if verified < self.__raftCommitIndex:
+                    raise EngineFault(f"{sender} would overwrite committed entry {verified + 1}")
+                log.truncate(verified + 1)
+                changed = True
+        for entry in rest:
+            log.append(entry)
+            verified = entry[1]
+            if entry[0][0] == SEAL:
+                changed = True
+        if changed:
+            self._find_seal()
         if commit > verified:
             commit = verified
         if commit > self.__raftCommitIndex:
-            self._learn_commit(sender, commit)
-        self.promise(sender, AppendAck(self.__raftCurrentTerm, verified))
+            log.set_commit(commit)
+            self.__raftCommitIndex = commit
+        self.promise(sender, build(AppendAck, (self.__raftCurrentTerm, verified)))
 
     def __sendNextNodeIdx(  # noqa: N802
         self,
@@ -710,7 +708,7 @@ class SyncObj(_parent.SyncObj):
             if progress.sequence == 0:  # Never answered us: it may not know of this epoch, or of the group.
                 self._tell_epoch(peer)
             self.out.append((peer, Heartbeat(self.term, min(self.commit, progress.match), self._sequence)))
-            if progress.flow is Flow.SNAPSHOT and (snapshot := self.newest_snapshot()) is not None:
+            if progress.flow is SNAPSHOT and (snapshot := self.newest_snapshot()) is not None:
                 self.out.append((peer, Offer(self.term, snapshot.index, snapshot.term, snapshot.detail)))
         self._serve_reads()
 
@@ -741,6 +739,8 @@ class SyncObj(_parent.SyncObj):
         if index > last:
             raise EngineFault(f"{sender} acknowledged {index}; our log ends at {last}")
         if progress.acknowledged(index, self.now) and index > self.__raftCommitIndex:
+            if index > self._acknowledged:
+                self._acknowledged = index
             self._maybe_commit()
         if progress.next <= last or self.transferee == sender:
             self.must_send = True
@@ -750,46 +750,45 @@ class SyncObj(_parent.SyncObj):
         if progress is not None and progress.rejected(m.index, m.hint):
             self.must_send = True
 
-    def _send_append(self, peer: NodeId) -> None:
-        if peer not in self.connected:
-            return
+    def _send_append(self, peer: NodeId, progress: Progress, newest: _Sending | None) -> _Sending | None:
+        """Send what fits the window. Given and returned is what was sent last: followers that keep up are sent the same."""
         limits, last = self.limits, self.log.last_index
-        progress = self.progress[peer]
         while True:
-            if progress.flow is Flow.REPLICATE:
-                if progress.next > last:
-                    return
+            low = progress.next
+            if progress.flow is REPLICATE:
+                if low > last:
+                    return newest
                 if len(progress.in_flight) >= limits.window_messages or progress.in_flight_bytes >= limits.window_bytes:
-                    return
-            elif progress.waiting_since is not None or progress.flow is Flow.SNAPSHOT:
-                return
-            known = self._newest_append
-            if known is None or known[0] != progress.next:
-                known = self._make_append(progress.next)
-                if known is None:
+                    return newest
+            elif progress.waiting_since is not None or progress.flow is SNAPSHOT:
+                return newest
+            if newest is None or newest[0] != low:
+                made = self._make_append(low)
+                if made is None:
                     progress.offer_snapshot()
-                    return
-                self._newest_append = known  # Followers that keep up are sent the same.
-            _, append, size = known
+                    return newest
+                newest = made
+            _, high, size, append = newest
             self.out.append((peer, append))
-            progress.sent(append.prev_index + len(append.entries), size, self.now)
+            progress.sent(high, size, self.now)
             if progress.next > last:
-                return
+                return newest
 
-    def _make_append(self, low: int) -> tuple[int, Append, int] | None:
+    def _make_append(self, low: int) -> _Sending | None:
         """Entries from `low` on; None if the one before it is trimmed."""
         log = self.log
-        prev_term = log.term_of(low - 1)
+        prev, last, size = low - 1, log.last_index, 0
+        prev_term = log.term_of(prev)
         if prev_term is None:
             return None
-        entries: list[Any] = []
-        if low <= log.last_index:
-            high = min(log.last_index, low + ENTRIES_MAX - 1)
+        entries: list[Entry] = []
+        if low <= last:
+            high = last if last < low + ENTRIES_MAX else low + ENTRIES_MAX - 1
             entries = log.entries(low, high, bytes_max=self.limits.append_bytes_max)
-        size = 0
-        for entry in entries:
-            size += len(entry[0])
-        return low, Append(self.__raftCurrentTerm, low - 1, prev_term, self.__raftCommitIndex, tuple(entries)), size
+            for command, _, _ in entries:
+                size += len(command)
+        fields = self.__raftCurrentTerm, prev, prev_term, self.__raftCommitIndex, tuple(entries)
+        return low, prev + len(entries), size, build(Append, fields)
 
     def _maybe_commit(self) -> None:
         """Commit what is durable on a majority, if it is of our own term (Raft §5.4.2)."""
@@ -811,13 +810,12 @@ class SyncObj(_parent.SyncObj):
 
     def _majority(self, members: tuple[NodeId, ...]) -> int:
         """The highest index that is durable on more than half of `members`. Our own log counts as far as it is on disk."""
-        node, known, durable = self.node, self.progress, []
-        for member in members:
-            if member == node:
-                durable.append(self._own_durable())
-            else:
-                progress = known.get(member)
-                durable.append(0 if progress is None else progress.match)
+        durable = [self._own_durable()] if self.node in members else []
+        for member, progress in self.progress.items():
+            if member in members:
+                durable.append(progress.match)
+        if len(durable) < len(members):
+            durable += [0] * (len(members) - len(durable))  # Of those we know nothing.
         durable.sort()
         return durable[(len(durable) - 1) // 2]
 

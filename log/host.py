@@ -11,12 +11,12 @@ and a commit takes along all that was written before them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from holdfast.log.engine import Limits, Timing
 from holdfast.log.errors import NoRoomHere, NotHosted, ProposalError
 from holdfast.log.journal import Configuration, Journal
-from holdfast.log.messages import App, Append, Config, Envelope, GroupId, Heartbeat, Message, NodeId, Offer
+from holdfast.log.messages import App, Append, Config, Envelope, GroupId, Heartbeat, Message, NodeId, Offer, build
 from holdfast.log.replica import Done, Failed, Machine, Replica, SnapshotWanted, config_message
 
 if TYPE_CHECKING:
@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 
 EARLY_MESSAGES_MAX = 10_000  # Of a session that has not begun; a disk that is full may keep it from that for long.
 APP_GROUP = GroupId(0)  # Messages of the rooms above belong to no group.
+
+#: What was promised, one after the other, to one peer in one session.
+_Promises: TypeAlias = tuple[NodeId, int, list[Envelope]]
+
+
+def _without(group: GroupId, promises: list[_Promises]) -> list[_Promises]:
+    kept = [(peer, session, [one for one in some if one.group != group]) for peer, session, some in promises]
+    return [run for run in kept if run[2]]
 
 
 class Host:
@@ -67,8 +75,8 @@ class Host:
         self._beat_at = now
         self._touched: dict[GroupId, Replica] = {}
         self._outbox: dict[NodeId, list[Envelope]] = {}
-        self._promised: list[tuple[NodeId, int, Envelope]] = []  # Waiting for the next commit to begin,
-        self._held: list[tuple[NodeId, int, Envelope]] = []  # and for the one under way to end.
+        self._promised: list[_Promises] = []  # Waiting for the next commit to begin,
+        self._held: list[_Promises] = []  # and for the one under way to end.
         self._committing = False
         self._new_pins: set[NodeId] = set()  # Peers whose disk id is not durable yet: in the next commit,
         self._flying_pins: set[NodeId] = set()  # and in the one under way.
@@ -120,8 +128,8 @@ class Host:
         del self.replicas[group]
         self._touched.pop(group, None)
         # What we were about to acknowledge, we no longer hold.
-        self._promised = [promise for promise in self._promised if promise[2].group != group]
-        self._held = [promise for promise in self._held if promise[2].group != group]
+        self._promised = _without(group, self._promised)
+        self._held = _without(group, self._held)
         for peer, envelopes in self._outbox.items():
             self._outbox[peer] = [envelope for envelope in envelopes if envelope.group != group]
         self.journal.forget(group)
@@ -181,7 +189,8 @@ class Host:
     # -- what happened ---------------------------------------------------------------------------------------------------
 
     def propose(self, group: GroupId, command: bytes, waiting: object) -> None:
-        if (replica := self._hosted(group, waiting)) is not None:
+        # As a rule, an earlier one of this turn has touched it.
+        if (replica := self._touched.get(group) or self._hosted(group, waiting)) is not None:
             replica.propose(command, waiting)
 
     def read(self, group: GroupId, waiting: object) -> None:
@@ -288,7 +297,8 @@ class Host:
             if replica is None:
                 self._recall(peer, group, epoch, is_beat=kind is Heartbeat)
                 continue  # Whoever leads the group will tell us about it.
-            replica.engine.now = now
+            engine = replica.engine
+            engine.now = now
             if epoch != replica.log.configuration.epoch:
                 # Whichever of us is behind learns of the newer epoch: the peer from this, we from its answer to this.
                 touched[group] = replica
@@ -299,18 +309,18 @@ class Host:
                     asked, full = True, self.no_room()
                 if full is not None:
                     continue  # Refused before append: the leader sends it again when we answer.
-            self._step(peer, replica, message)
+            if peer in engine.members or peer in engine.progress:
+                engine.step(peer, message)
+                if kind is Offer:
+                    self._consider(peer, replica, message)  # type: ignore[arg-type]
+            else:
+                self.dropped += 1
             if group not in touched and not replica.is_idle:
                 touched[group] = replica
 
-    def _step(self, peer: NodeId, replica: Replica, message: Message) -> None:
-        engine = replica.engine
-        if peer not in engine.members and peer not in engine.progress:
-            self.dropped += 1
-            return
-        engine.step(peer, message)
-        if type(message) is Offer and engine.may_install(message.index, message.index_term):
-            self.wanted.append(SnapshotWanted(replica.group, peer, message.index, message.index_term, message.detail))
+    def _consider(self, peer: NodeId, replica: Replica, offer: Offer) -> None:
+        if replica.engine.may_install(offer.index, offer.index_term):
+            self.wanted.append(SnapshotWanted(replica.group, peer, offer.index, offer.index_term, offer.detail))
 
     def _on_config(self, peer: NodeId, group: GroupId, epoch: int, config: Config) -> None:
         replica = self.replicas.get(group)
@@ -430,14 +440,15 @@ class Host:
         """The store's commit has returned: what was promised before it may leave, and our own log counts."""
         self._now = now
         self._committing = False
-        touched = self._touched
+        replicas, touched = self.replicas, self._touched
         for log in self.journal.persisted():
-            replica = self.replicas.get(log.group)
+            group = log.group
+            replica = replicas.get(group)
             if replica is not None and replica.log is log:
                 replica.engine.now = now
                 replica.engine.persisted()
-                if log.group not in touched and not replica.is_idle:
-                    touched[log.group] = replica
+                if group not in touched and not replica.is_idle:
+                    touched[group] = replica
         self._held = self._release(self._held)
         self._flying_pins = set()
         self.forgotten += self._flying_forgetting
@@ -462,7 +473,7 @@ class Host:
         for peer, message in engine.out:
             if peer in sessions:
                 if envelope is None or envelope[2] is not message:  # Followers that keep up are sent the same.
-                    envelope = Envelope(group, epoch, message)
+                    envelope = build(Envelope, (group, epoch, message))
                 if (waiting := outbox.get(peer)) is None:
                     outbox[peer] = [envelope]
                 else:
@@ -475,19 +486,20 @@ class Host:
 
     def _take_promises(self, replica: Replica) -> None:
         """They join those that wait for the next commit: the one under way may not hold what they speak of."""
-        engine, sessions = replica.engine, self.sessions
+        engine, sessions, promised = replica.engine, self.sessions, self._promised
         group, epoch = replica.group, replica.log.configuration.epoch
         for peer, message in engine.promises:
             session = sessions.get(peer)
             if session is not None:
-                self._promised.append((peer, session, Envelope(group, epoch, message)))
+                if not promised or promised[-1][0] != peer or promised[-1][1] != session:
+                    promised.append((peer, session, []))
+                promised[-1][2].append(build(Envelope, (group, epoch, message)))
         engine.promises = []
 
-    def _release(self, promises: list[tuple[NodeId, int, Envelope]]) -> list[tuple[NodeId, int, Envelope]]:
-        sessions, outbox = self.sessions, self._outbox
-        for peer, session, envelope in promises:
-            if sessions.get(peer) == session:
-                outbox.setdefault(peer, []).append(envelope)
+    def _release(self, promises: list[_Promises]) -> list[_Promises]:
+        for peer, session, envelopes in promises:
+            if self.sessions.get(peer) == session:
+                self._outbox.setdefault(peer, []).extend(envelopes)
         self._send_outbox()
         return []
 

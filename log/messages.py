@@ -202,6 +202,9 @@ _FAREWELL: Final = _NUMBER[Farewell]
 _BYTES_MAX: Final = {_OFFER: DETAIL_BYTES_MAX, _APP: APP_BYTES_MAX, _FAREWELL: REASON_BYTES_MAX}
 
 _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+#: What the constructor of a NamedTuple does, without the Python function around it that costs as much again. For the few
+#: that are made for each group in each round; the fields are as many as the class names.
+build: Final = tuple.__new__
 
 
 def encode(envelopes: list[Envelope]) -> bytes:
@@ -237,9 +240,7 @@ def _integers(values: Sequence[Any], what: str) -> None:
 
 
 def _entries(flat: Any, term: int, prev_index: int, prev_term: int) -> tuple[Entry, ...]:
-    if type(flat) is not list or len(flat) % 2 or len(flat) > 2 * ENTRIES_MAX:
-        raise Malformed("append: entries are not a bounded list of pairs")
-    if len(flat) == 2:  # As a rule. What is wrong with it is named below.
+    if type(flat) is list and len(flat) == 2:  # As a rule. What is wrong with it is named below.
         entry_term, command = flat
         if (
             type(entry_term) is int
@@ -250,6 +251,8 @@ def _entries(flat: Any, term: int, prev_index: int, prev_term: int) -> tuple[Ent
             and command[0] in ENTRY_KINDS
         ):
             return ((command, prev_index + 1, entry_term),)
+    if type(flat) is not list or len(flat) % 2 or len(flat) > 2 * ENTRIES_MAX:
+        raise Malformed("append: entries are not a bounded list of pairs")
     entries: list[Entry] = []
     index, newest = prev_index, prev_term
     pairs = iter(flat)
@@ -322,7 +325,7 @@ def decode(frame: bytes) -> list[Envelope]:
                 and 0 <= term <= INT_MAX
                 and 0 <= index <= INT_MAX
             ):
-                envelopes.append(Envelope(GroupId(group), epoch, AppendAck(term, index)))
+                envelopes.append(build(Envelope, (group, epoch, build(AppendAck, (term, index)))))
                 continue
         elif row[0] == _APPEND and len(row) == 8:
             number, group, epoch, term, prev_index, prev_term, commit, flat = row
@@ -337,7 +340,8 @@ def decode(frame: bytes) -> list[Envelope]:
                 and 0 <= commit <= INT_MAX
             ):
                 entries = _entries(flat, term, prev_index, prev_term)
-                envelopes.append(Envelope(GroupId(group), epoch, Append(term, prev_index, prev_term, commit, entries)))
+                append = build(Append, (term, prev_index, prev_term, commit, entries))
+                envelopes.append(build(Envelope, (group, epoch, append)))
                 continue
         number, group, epoch, *fields = row
         if type(number) is not int or _WIDTH.get(number) != len(fields):

@@ -29,13 +29,14 @@ from holdfast.log.errors import (
     TooLarge,
 )
 from holdfast.log.journal import Configuration, GroupLog
-from holdfast.log.messages import COMMANDS, SEAL, Config, GroupId, NodeId
+from holdfast.log.messages import COMMANDS, SEAL, Config, GroupId, NodeId, build
 
 if TYPE_CHECKING:
     from random import Random
 
 _COMMANDS: Final = bytes([COMMANDS])
 _pack = msgpack.Packer(autoreset=True).pack  # One for all: making a packer costs more than packing.
+_unpack = msgpack.unpackb
 #: A learner this close to the end of the log no longer holds up a change of members.
 LEARNER_LAG_MAX: Final = 64
 #: Between two tries of a machine whose disk is full.
@@ -145,7 +146,7 @@ class Replica:
         # A group of one has nobody to wait for.
         alone = log.configuration.members == (node,)
         self.engine = self._new_engine(now, connected, lead_at_once=alone)
-        self._seen_role = (self.engine.role_changes, self.epoch)
+        self._seen_changes, self._seen_epoch = self.engine.role_changes, self.epoch
         if self.engine.seal_index is not None and self.engine.seal_index <= log.commit:
             self._enter_sealed(
                 self.engine.seal_index
@@ -217,15 +218,16 @@ class Replica:
 
     def propose(self, command: bytes, waiting: object) -> None:
         """Queue a command for this turn's entry. The answer comes through `results`."""
-        if len(command) > self._limits.command_bytes_max:
-            error = TooLarge(f"a command of {len(command)} bytes; at most {self._limits.command_bytes_max} are allowed")
+        size, limits, proposals = len(command), self._limits, self._proposals
+        if size > limits.command_bytes_max:
+            error = TooLarge(f"a command of {size} bytes; at most {limits.command_bytes_max} are allowed")
             self.results.append(Failed([waiting], error))
-        elif len(self._proposals) >= self._limits.proposals_max:
+        elif len(proposals) >= limits.proposals_max:
             self.results.append(Failed([waiting], Overloaded("too many proposals in one turn")))
         else:
-            self._proposals.append(command)
+            proposals.append(command)
             self._proposers.append(waiting)
-            self._proposed_bytes += len(command)
+            self._proposed_bytes += size
 
     def read(self, waiting: object) -> None:
         """Answered with an index when this node has applied everything acknowledged before now."""
@@ -385,14 +387,18 @@ class Replica:
     def apply(self) -> bool:
         """Hand committed entries to the machine, a slice per turn. True if there is more."""
         engine = self.engine
-        if (engine.role_changes, self.log.configuration.epoch) != self._seen_role:
+        if engine.role_changes != self._seen_changes or self.log.configuration.epoch != self._seen_epoch:
             self._notice_role()
-        high, more = self._applicable, False
-        if self.applied < high and (self.stalled is None or engine.now >= self._apply_at):
+        more = False
+        if (
+            self.applied < self.log.commit  # Which is where `_applicable` ends at the latest.
+            and self.applied < (high := self._applicable)
+            and (self.stalled is None or engine.now >= self._apply_at)
+        ):
             try:
                 # Where there was no room, one entry is tried: a whole slice would be worked out each time, for nothing.
-                count = self._limits.apply_entries_max if self.stalled is None else 1
-                self._apply_slice(min(high, self.applied + count))
+                upto = self.applied + (self._limits.apply_entries_max if self.stalled is None else 1)
+                self._apply_slice(high if high < upto else upto)
                 self.stalled = None
                 more = self.applied < high
             except NoSpace as error:
@@ -411,19 +417,21 @@ class Replica:
     @property
     def is_idle(self) -> bool:
         """Whether a turn would find nothing to do here. The second of two acknowledgements leaves most groups so."""
-        engine = self.engine
-        if engine.promises or engine.out or engine.must_send or engine.must_beat or self.applied < self._applicable:
+        engine, log = self.engine, self.log
+        if engine.promises or engine.out or engine.must_send or engine.must_beat:
+            return False
+        if self.applied < log.commit and self.applied < self._applicable:
             return False
         if engine.reads_ready or engine.reads_failed or self._proposals or self._change is not None:
             return False
-        return (engine.role_changes, self.log.configuration.epoch) == self._seen_role
+        return engine.role_changes == self._seen_changes and log.configuration.epoch == self._seen_epoch
 
     def _apply_slice(self, high: int) -> None:
         batch: list[Committed] = []
         sealed: int | None = None
         for command, index, term in self.log.entries(self.applied + 1, high):
             if command[0] == COMMANDS:
-                batch.append(Committed(index, term, msgpack.unpackb(command[1:])))
+                batch.append(build(Committed, (index, term, _unpack(command[1:]))))
                 continue
             batch.append(Committed(index, term, ()))
             if command[0] == SEAL and decode_seal(command)[0] > self.epoch:
@@ -451,11 +459,12 @@ class Replica:
             self._reads = []
 
     def _answer_waiters(self) -> None:
-        while self._waiters and self._waiters[0][0] <= self.applied:
-            index, term, waiting = self._waiters.popleft()
+        waiters, applied = self._waiters, self.applied
+        while waiters and waiters[0][0] <= applied:
+            index, term, waiting = waiters.popleft()
             known = self.log.term_of(index)
             if known == term:
-                self.results.append(Done(waiting, index))
+                self.results.append(build(Done, (waiting, index)))
             elif known is None:
                 self.results.append(Failed(waiting, OutcomeUnknown("the entry was trimmed before it was answered")))
             else:
@@ -487,9 +496,8 @@ class Replica:
             self.results.append(Failed(waiting, stopped))
 
     def _notice_role(self) -> None:
-        seen = (self.engine.role_changes, self.log.configuration.epoch)
-        same_epoch = seen[1] == self._seen_role[1]
-        self._seen_role = seen
+        same_epoch = self.epoch == self._seen_epoch
+        self._seen_changes, self._seen_epoch = self.engine.role_changes, self.epoch
         self.role_changed = True
         if same_epoch:
             commit, term = self.engine.commit, self.engine.term if self.engine.is_leader else None

@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.log.errors import NoRoom, NotHosted, NotLeader, OutcomeUnknown
 from holdfast.log.messages import (
+    COMMANDS,
     App,
     Append,
     AppendAck,
@@ -356,6 +357,30 @@ def test_a_group_that_went_on_without_us_is_forgotten_and_the_promises_in_it_are
     assert c.host("c").replicas == {}
     assert c.disk("c").tables() == ["pins", "tombstones"]
     assert c.host("c").journal.tombstones[GroupId(1)].term == term
+
+
+def test_of_what_is_held_for_the_disk_only_the_promises_of_a_forgotten_group_go() -> None:
+    c = Cluster("abcd", members="abc", groups=(1, 2))
+    for group in (1, 2):
+        c.elect("a", group=group)
+        c.write("a", b"x", group=group)
+    c.change("a", "abd")
+    c.run(2.5)
+    assert c.host("c").replicas[GroupId(1)].is_left_over
+    frame = []
+    for group in (GroupId(1), GroupId(2)):
+        replica, log = c.replica("c", group), c.log("c", group)
+        entry = bytes([COMMANDS]) + b"\x90", log.last_index + 1, log.term
+        append = Append(log.term, log.last_index, log.last_term, log.commit, (entry,))
+        frame.append(Envelope(group, replica.epoch, append))
+    c.host("c").deliver(A, c.host("c").sessions[A], frame, c.now)
+    c.turn("c")
+    assert c.members[C].committing and AppendAck not in kinds(c, "c", "a")
+
+    assert c.host("c").forget(GroupId(1))
+    c.fsync("c")
+
+    assert kinds(c, "c", "a").count(AppendAck) == 1
 
 
 def test_a_member_cannot_forget_its_group() -> None:
