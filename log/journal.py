@@ -52,7 +52,9 @@ COMMITS_GROUPS: Final = 64
 RECENT: Final = "recent"  # One row per commit of many groups: what it appended to each of them.
 PINS: Final = "pins"  # Which disk each peer had when we first met it.
 TOMBSTONES: Final = "tombstones"  # What we promised in groups whose log we deleted.
-TAIL_BYTES: Final = 4 * 1024 * 1024
+TAIL_BYTES: Final = 4 * 1024 * 1024  # Of the newest entries of a group are kept in memory,
+TAIL_BYTES_MIN: Final = 128 * 1024  # or less, but not less than this,
+TAILS_BYTES: Final = 16 * 1024 * 1024  # where all groups together would keep more than this.
 SLICE_BYTES: Final = 4 * 1024 * 1024
 SLICE_ENTRIES: Final = 4096
 TRIM_ENTRIES: Final = 2048  # Per commit, so that trimming a long log never holds up the loop.
@@ -160,6 +162,7 @@ class Journal:
         self._unfiled: dict[GroupId, int] = {}  # The first row that each group still needs; the oldest first.
         self.next_row = 1
         self.groups: dict[GroupId, GroupLog] = {}
+        self.tail_bytes = TAIL_BYTES  # Of each of them, in memory.
         self._dirty: dict[GroupId, GroupLog] = {}
         self._flying: list[GroupLog] = []
         self._ops: list[Op] = []
@@ -178,6 +181,7 @@ class Journal:
             group = GroupId(int.from_bytes(key, "big"))
             self.groups[group] = GroupLog(self, group, recent=found.pop(group, ()))
         self._begin_rows()
+        self._share_memory()
         for group in found:
             if group not in self.tombstones:
                 raise self._headless(group)
@@ -230,6 +234,7 @@ class Journal:
     def create(self, group: GroupId, configuration: Configuration) -> GroupLog:
         assert group not in self.groups, f"group {group} exists"
         log = self.groups[group] = GroupLog(self, group, configuration)
+        self._share_memory()
         before = self.tombstones.pop(group, None)
         if before is not None:
             assert configuration.epoch >= before.configuration.epoch, f"group {group} went on to a later epoch"
@@ -241,6 +246,7 @@ class Journal:
     def forget(self, group: GroupId) -> None:
         """Delete a group's entries and its record, in the next commit. A tombstone takes their place."""
         log = self.groups.pop(group)
+        self._share_memory()
         self._bury(group, Tombstone(log.term, log.vote, log.configuration))
         self._dirty.pop(group, None)
         self._unfiled.pop(group, None)
@@ -315,6 +321,10 @@ class Journal:
     def is_settled(self, log: GroupLog) -> bool:
         """Whether all that a log holds is on disk, its commit index apart."""
         return log.group not in self._dirty and log not in self._flying
+
+    def _share_memory(self) -> None:
+        """The number of groups has changed."""
+        self.tail_bytes = max(TAIL_BYTES_MIN, min(TAIL_BYTES, TAILS_BYTES // (len(self.groups) or 1)))
 
     @property
     def dirty(self) -> bool:
@@ -658,13 +668,13 @@ class GroupLog:
         assert self._tabled <= self.durable <= self.last_index
         if self._trim_from < self.base_index:
             self._journal.mark_dirty(self)
-        if self._tail_bytes > TAIL_BYTES:
+        if self._tail_bytes > self._journal.tail_bytes:
             self._shrink_tail()
 
     def _shrink_tail(self) -> None:
         """Keep half of the bound in memory, and everything that is not committed, or cannot be read from the table."""
-        drop, bound = 0, min(self._tabled, self.commit)
-        while drop < len(self._tail) and self._tail_bytes > TAIL_BYTES // 2 and self._tail[drop][1] <= bound:
+        drop, bound, keep = 0, min(self._tabled, self.commit), self._journal.tail_bytes // 2
+        while drop < len(self._tail) and self._tail_bytes > keep and self._tail[drop][1] <= bound:
             self._tail_bytes -= len(self._tail[drop][0])
             drop += 1
         del self._tail[:drop]

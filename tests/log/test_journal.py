@@ -21,6 +21,7 @@ from holdfast.log.journal import (
     SLICE_BYTES,
     SLICE_ENTRIES,
     TAIL_BYTES,
+    TAILS_BYTES,
     TOMBSTONES,
     TRIM_ENTRIES,
     Configuration,
@@ -829,6 +830,19 @@ def test_memory_does_not_grow_with_the_log() -> None:
     assert len(log._tail) * size <= TAIL_BYTES
     assert len(log._runs) == 1
     assert [e[1] for e in everything(log)] == list(range(1, 401))
+
+
+def test_memory_does_not_grow_with_the_number_of_groups_either() -> None:
+    box = Box(lambda: SimDisk("d"))
+    logs = [box.journal.create(GroupId(number), MEMBERS) for number in range(1, 65)]
+    for first in range(1, 60, 4):
+        for log in logs:
+            fill(log, first, first + 3, size=16 * 1024)
+            log.set_commit(first + 3)
+        box.flush()
+
+    assert sum(log._tail_bytes for log in logs) <= TAILS_BYTES
+    assert all([e[1] for e in everything(log)] == list(range(1, 61)) for log in logs)
 
 
 def test_what_is_not_committed_or_not_durable_stays_in_memory() -> None:
