@@ -44,6 +44,7 @@ _KEY: Final = struct.Struct(">Q")
 _CHECKSUM: Final = struct.Struct(">I")
 _ROW: Final = struct.Struct(">II")  # checksum and length of the contents
 _BASE_COMMAND: Final = bytes([NOOP])
+_pack = msgpack.Packer(autoreset=True).pack  # One for all: making a packer costs more than packing.
 
 _TABLE: Final = "log."
 HARD: Final = "hard"  # One record per group: term, vote, configuration, base, and the commit index at that time.
@@ -58,7 +59,6 @@ TAILS_BYTES: Final = 16 * 1024 * 1024  # where all groups together would keep mo
 SLICE_BYTES: Final = 4 * 1024 * 1024
 SLICE_ENTRIES: Final = 4096
 TRIM_ENTRIES: Final = 2048  # Per commit, so that trimming a long log never holds up the loop.
-_pack = msgpack.Packer(autoreset=True).pack
 CHECKED_ENTRIES: Final = 1024  # How much of the newest end is verified on opening; the rest when it is read.
 
 
