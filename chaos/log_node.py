@@ -24,6 +24,7 @@ import msgpack
 
 from holdfast.log.engine import Snapshot
 from holdfast.log.errors import ProposalError
+from holdfast.log.journal import Rows
 from holdfast.log.link import Address
 from holdfast.log.messages import GroupId
 from holdfast.log.node import Group, LogNode, NodeConfig
@@ -32,6 +33,8 @@ from holdfast.sdk.loop import new_event_loop
 
 SECRET_VARIABLE = "HOLDFAST_CHAOS_SECRET"
 FORGET_EVERY = 40  # A planted fault forgets every so many writes.
+#: There are few groups here: every commit makes a row, and rows come and go.
+ROWS = Rows(groups_min=1, recent_bytes=64 * 1024)
 
 
 class KeyValues:
@@ -162,6 +165,7 @@ async def run(options: argparse.Namespace, secret: bytes) -> None:
             listen=Address(host, int(port)),
             peers={name: Address(*where) for name, where in json.loads(options.peers).items()},
             secret=secret,
+            rows=ROWS,
         ),
         open_machine=server.open_machine,
     )
