@@ -708,6 +708,8 @@ class GroupLog:
         )
         if self._store.count(self.table) != self.filed - self._trim_from:
             raise self._corrupt(self._first_hole(self._trim_from + 1), "the entry is missing")
+        if self.base_index > self.filed:
+            raise self._corrupt(self.filed + 1, f"the entry is missing; the log begins behind {self.base_index}")
         self.last_index, self._tail_first = self.filed, self.filed + 1
         self._load_runs()
         self._load_recent(recent)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from random import Random
 from zlib import crc32
 
 import msgpack
@@ -25,7 +24,7 @@ from holdfast.log.journal import (
     table_of,
 )
 from holdfast.log.messages import COMMANDS, Entry, GroupId, NodeId
-from holdfast.log.store import Cut, Extend, LmdbStore, Op, Put, Store
+from holdfast.log.store import Cut, Drop, Extend, LmdbStore, Op, Put, Store
 from tests.sim.disk import SimDisk
 
 MEMBERS = Configuration(0, (NodeId("n1"), NodeId("n2"), NodeId("n3")))
@@ -439,6 +438,26 @@ def test_a_hole_between_a_table_and_the_rows_is_refused(store: Store) -> None:
     assert (refusal.value.group, refusal.value.index) == (1, 1)
 
 
+def test_a_table_that_is_lost_while_it_is_trimmed_is_not_made_up_for_by_rows(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "TRIM_ENTRIES", 1)
+    box = Box(store)
+    for _ in range(4):
+        box.append()
+        box.flush()
+    box.append(3)  # It is filed, with what rows hold of it.
+    box[3].set_commit(4)
+    box[3].trim(3)
+    box.flush()
+    box.write(Drop(table_of(GroupId(3))))
+
+    with pytest.raises(Corrupt, match="the entry is missing; the log begins behind 3") as refusal:
+        box.reopen()
+
+    assert (refusal.value.group, refusal.value.index) == (3, 2)
+
+
 def test_a_row_of_a_group_without_its_record_is_refused(store: Store) -> None:
     box = Box(store)
     box.append()
@@ -471,45 +490,3 @@ def test_a_falling_term_in_a_row_is_refused(store: Store) -> None:
         box.reopen()
 
     assert (refusal.value.group, refusal.value.index) == (3, 2)
-
-
-# Anything, in any order
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_any_history_of_many_groups_is_the_same_with_rows_and_without(seed: int) -> None:
-    """Two journals are told the same; one writes rows. They hold the same at any time, also after every crash."""
-    rng = Random(seed)
-    rows = Rows(groups_min=rng.choice([1, 3]), recent_bytes=rng.choice([200, 2_000, 20_000]), retired_max=2)
-    plain, mixed = Box(SimDisk("a"), Rows(groups_min=99)), Box(SimDisk("b"), rows)
-    for _ in range(300):
-        group = rng.choice(MANY)
-        what = rng.choice(["many", "many", "one", "truncate", "commit", "trim", "reset", "forget", "crash"])
-        some = rng.sample(MANY, rng.randint(1, len(MANY)))
-        roll, rise = rng.random(), rng.random() < 0.1
-        for box in (plain, mixed):
-            log = box[group]
-            if rise:
-                log.set_vote(log.term + 1, None)
-            if what == "many":
-                box.append(*some, size=int(roll * 50))
-            elif what == "one":
-                box.append(group)
-            elif what == "truncate" and log.last_index > log.commit:
-                log.truncate(log.commit + 1 + int(roll * (log.last_index - log.commit)))
-            elif what == "commit":
-                log.set_commit(log.commit + int(roll * (log.last_index - log.commit + 1)))
-            elif what == "trim":
-                log.trim(log.base_index + int(roll * (log.commit - log.base_index + 1)))
-            elif what == "reset":
-                index = log.commit + 1 + int(roll * 5)
-                log.reset(index, log.term_of(index) or log.term)
-            elif what == "forget" and roll < 0.3:
-                box.journal.forget(group)
-                box.journal.create(group, MEMBERS)
-                box[group].set_vote(box[group].term + 1, None)
-            if roll < 0.8 or what == "crash":
-                box.flush()
-            if what == "crash":
-                box.reopen()
-        assert plain.contents == mixed.contents
