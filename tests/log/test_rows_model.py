@@ -275,7 +275,7 @@ class History:
         rng = self.rng
         one_group: list[tuple[Callable[[GroupId], None], float]] = [
             (self.append_many, 12), (self.append_one, 5), (self.truncate, 3), (self.commit_some, 6), (self.trim, 2),
-            (self.install, 2), (self.several, 1.5), (self.forget, 0.7), (lambda g: self.raise_term(g, MEMBERS[0]), 1),
+            (self.install, 2), (self.several, 1.5), (self.forget, 2), (lambda g: self.raise_term(g, MEMBERS[0]), 1),
         ]  # fmt: skip
         whole: list[tuple[Callable[[], None], float]] = [(self.begin, 14), (self.end, 14), (self.crash, 1)]
         if isinstance(self.store, SimDisk):
@@ -302,13 +302,13 @@ class History:
         )
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(300))
 def test_any_history_on_a_disk_that_forgets(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimDisk("d")
     History(seed, lambda: disk, monkeypatch).run(150)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(40))
 def test_any_history_on_lmdb(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def open_store() -> LmdbStore:
         return LmdbStore.open(tmp_path / "data", node="n1", cluster="c1", map_bytes=1 << 16)
