@@ -93,6 +93,9 @@ class Bench:
     def do_transfer(self, group: int, to: str) -> bool:
         return self._node.group(group).transfer(to)
 
+    def do_connected(self) -> int:
+        return sum(link.connected for link in self._node.links().values())
+
     def do_caught_up(self) -> dict[int, tuple[str | None, int, int]]:
         statuses = [self._node.group(group).status() for group in self._node.host.replicas]
         return {status.group: (status.leader, status.last, status.applied) for status in statuses}
@@ -237,13 +240,14 @@ class Cluster:
                 await asyncio.sleep(0.2)
 
     async def settled(self) -> None:
-        """Wait until all nodes follow one leader and hold one log, give or take what is proposed meanwhile."""
+        """Wait until all nodes are connected, follow one leader and hold one log, give or take what is proposed meanwhile."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 views = [(await node.ask("caught_up"))["1"] for node in self.nodes]
                 leaders = {leader for leader, _, _ in views}
                 lasts = [last for _, last, _ in views]
-                if len(leaders) == 1 and None not in leaders and max(lasts) - min(lasts) < 50:
+                whole = all([await node.ask("connected") == len(self.nodes) - 1 for node in self.nodes])
+                if whole and len(leaders) == 1 and None not in leaders and max(lasts) - min(lasts) < 50:
                     return
                 await asyncio.sleep(0.02)
 
