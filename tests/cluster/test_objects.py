@@ -258,11 +258,13 @@ async def test_a_store_that_is_down_holds_up_no_write_and_is_used_again(tmp_path
         status, body, _ = await client.post("/echo/say", LARGE)
 
         assert (status, body == LARGE) == (200, True)
-        assert rows(it.node.partitions[0], tables.CHUNK) == 4 and it.node.objects.fallbacks == 1
+        tried = it.node.objects.fallbacks
+        assert rows(it.node.partitions[0], tables.CHUNK) == 4
+        assert tried <= 1, "none, if the node had noticed before it was asked"
         shown = await client.admin("/cluster")
         assert shown["blobs"]["in"] == "log" and "does not exist" in shown["blobs"]["why_not_in_store"]
         assert (await client.post("/echo/say", OTHER))[:2] == (200, OTHER)
-        assert it.node.objects.fallbacks == 1, "what is known to fail is not tried"
+        assert it.node.objects.fallbacks == tried, "what is known to fail is not tried"
 
         store.bring_back()
         await usable(it.node)

@@ -920,21 +920,6 @@ def test_who_waits_for_a_majority_does_not_wait_for_a_timeout_when_it_comes() ->
     assert len(c.leaders()) == 1
 
 
-def test_two_who_lost_their_leader_before_they_found_each_other_do_not_wait_for_a_timeout() -> None:
-    c = Cluster()
-    c.elect("a")
-    c.run(0.2)
-    c.unlink("b", "c")
-    c.crash("a")
-    c.run(0.2, "bc", step=0.005)
-    assert c.leaders() == [], "neither has a majority"
-
-    c.link("b", "c")
-    c.run(6 * c.timing.broken_max, "bc", step=0.005)
-
-    assert len(c.leaders()) == 1
-
-
 def test_a_node_that_comes_back_to_a_group_that_is_led_asks_nobody() -> None:
     c = Cluster()
     c.elect("a")
