@@ -194,8 +194,7 @@ class Journal:
 
     def _headless(self, group: GroupId) -> Corrupt:
         # Taken for a new group, it would vote a second time in terms it has forgotten.
-        path = str(getattr(self.store, "path", HARD))
-        return Corrupt(path, "the record of term, vote and base is missing", group=group)
+        return Corrupt(self._path, "the record of term, vote and base is missing", group=group)
 
     def _rows(self, table: str) -> list[tuple[bytes, bytes]]:
         return self.store.scan(table, b"", b"\xff" * 9, bytes_max=1 << 30, count_max=1 << 20)
@@ -267,9 +266,8 @@ class Journal:
 
     def _decode_tombstone(self, key: bytes, value: bytes) -> Tombstone:
         if len(value) <= 4 or _CHECKSUM.unpack_from(value)[0] != crc32(value[4:], crc32(key)):
-            path = str(getattr(self.store, "path", TOMBSTONES))
             group = GroupId(int.from_bytes(key, "big"))
-            raise Corrupt(path, "the record of what was promised in it does not match its checksum", group=group)
+            raise Corrupt(self._path, "the record of what was promised in it does not match its checksum", group=group)
         term, vote, epoch, members, *seed = msgpack.unpackb(value[4:])
         return Tombstone(term, None if vote is None else NodeId(vote), Configuration(epoch, tuple(members), *seed))
 
@@ -284,8 +282,9 @@ class Journal:
 
     def _decode_pin(self, key: bytes, value: bytes) -> str:
         if len(value) < 4 or _CHECKSUM.unpack_from(value)[0] != crc32(value[4:], crc32(key)):
-            path = str(getattr(self.store, "path", PINS))
-            raise Corrupt(path, f"the record of the disk of {key.decode(errors='replace')} does not match its checksum")
+            raise Corrupt(
+                self._path, f"the record of the disk of {key.decode(errors='replace')} does not match its checksum"
+            )
         return value[4:].decode()
 
     def clear_pin(self, peer: NodeId) -> None:
@@ -308,10 +307,9 @@ class Journal:
 
     def _decode_commits(self, key: bytes, value: bytes) -> dict[GroupId, int]:
         if len(value) <= 4 or _CHECKSUM.unpack_from(value)[0] != crc32(value[4:], crc32(key)):
-            path = str(getattr(self.store, "path", COMMITS))
             first = int.from_bytes(key, "big") * COMMITS_GROUPS
             groups = f"groups {first} to {first + COMMITS_GROUPS - 1}"
-            raise Corrupt(path, f"the record of the commit indices of {groups} does not match its checksum")
+            raise Corrupt(self._path, f"the record of the commit indices of {groups} does not match its checksum")
         commits: dict[GroupId, int] = msgpack.unpackb(value[4:], strict_map_key=False)
         return commits
 

@@ -34,6 +34,7 @@ from holdfast.log.journal import (
 )
 from holdfast.log.messages import COMMANDS, Entry, GroupId, NodeId
 from holdfast.log.store import Cut, Drop, Extend, LmdbStore, Op, Put, Store
+from tests.log.journals import everything, flush, write
 from tests.sim.disk import SimDisk
 
 G = GroupId(7)
@@ -58,16 +59,11 @@ class Box:
 
     def flush(self) -> list[Op]:
         """One commit, from staging to durable. Returns what was written."""
-        ops = self.journal.take_writes()
-        self.store.stage(ops)
-        self.store.commit()
-        self.journal.persisted()
-        return ops
+        return flush(self.journal, self.store)
 
     def write(self, *ops: Op) -> None:
         """Past the journal: what a bug or a bad disk would leave."""
-        self.store.stage(ops)
-        self.store.commit()
+        write(self.store, *ops)
 
     def reopen(self) -> GroupLog:
         self.store.close()
@@ -101,13 +97,6 @@ def fill(log: GroupLog, first: int, last: int, term: int = 1, size: int = 8) -> 
         log.set_vote(term, None)
     for index in range(first, last + 1):
         log.append(entry(index, term, size))
-
-
-def everything(log: GroupLog) -> list[Entry]:
-    found: list[Entry] = []
-    while (low := log.base_index + 1 + len(found)) <= log.last_index:
-        found += log.entries(low, log.last_index)
-    return found
 
 
 # What is written is read back

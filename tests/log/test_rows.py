@@ -25,6 +25,7 @@ from holdfast.log.journal import (
 )
 from holdfast.log.messages import COMMANDS, Entry, GroupId, NodeId
 from holdfast.log.store import Cut, Drop, Extend, LmdbStore, Op, Put, Store
+from tests.log.journals import everything, flush, write
 from tests.sim.disk import SimDisk
 
 MEMBERS = Configuration(0, (NodeId("n1"), NodeId("n2"), NodeId("n3")))
@@ -54,18 +55,11 @@ class Box:
             log.append(entry(log, size))
 
     def flush(self) -> list[Op]:
-        if not self.journal.dirty:
-            return []
-        ops = self.journal.take_writes()
-        self.store.stage(ops)
-        self.store.commit()
-        self.journal.persisted()
-        return ops
+        return flush(self.journal, self.store)
 
     def write(self, *ops: Op) -> None:
         """Past the journal: what a bug or a bad disk would leave."""
-        self.store.stage(ops)
-        self.store.commit()
+        write(self.store, *ops)
 
     def reopen(self) -> Journal:
         """As after a kill: only what was committed is there."""
@@ -94,13 +88,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 def entry(log: GroupLog, size: int = 100) -> Entry:
     index = log.last_index + 1
     return bytes([COMMANDS]) + b"%d.%d.%d" % (log.group, index, log.term) + bytes(size), index, log.term
-
-
-def everything(log: GroupLog) -> list[Entry]:
-    found: list[Entry] = []
-    while (low := log.base_index + 1 + len(found)) <= log.last_index:
-        found += log.entries(low, log.last_index)
-    return found
 
 
 def row_key(number: int) -> bytes:

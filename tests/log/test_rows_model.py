@@ -11,9 +11,10 @@ import pytest
 
 from holdfast.log import journal as journal_module
 from holdfast.log.errors import Corrupt
-from holdfast.log.journal import RECENT, Configuration, GroupLog, Journal, Rows
+from holdfast.log.journal import RECENT, Configuration, Journal, Rows
 from holdfast.log.messages import COMMANDS, Entry, GroupId, NodeId
 from holdfast.log.store import LmdbStore, Store
+from tests.log.journals import everything
 from tests.sim.disk import SimDisk
 
 MEMBERS = (NodeId("n1"), NodeId("n2"), NodeId("n3"))
@@ -62,13 +63,6 @@ def copy_of(model: Model) -> Model:
         group: replace(twin, entries=list(twin.entries)) if isinstance(twin, Twin) else twin
         for group, twin in model.items()
     }
-
-
-def everything(log: GroupLog) -> list[Entry]:
-    found: list[Entry] = []
-    while (low := log.base_index + 1 + len(found)) <= log.last_index:
-        found += log.entries(low, log.last_index)
-    return found
 
 
 class History:

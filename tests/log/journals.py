@@ -1,0 +1,28 @@
+"""What the tests of the journal share."""
+
+from __future__ import annotations
+
+from holdfast.log.journal import GroupLog, Journal
+from holdfast.log.messages import Entry
+from holdfast.log.store import Op, Store
+
+
+def flush(journal: Journal, store: Store) -> list[Op]:
+    """One commit, from staging to durable. Returns what was written."""
+    ops = journal.take_writes()
+    write(store, *ops)
+    journal.persisted()
+    return ops
+
+
+def write(store: Store, *ops: Op) -> None:
+    """Without a journal: past it, as what a bug or a bad disk would leave."""
+    store.stage(ops)
+    store.commit()
+
+
+def everything(log: GroupLog) -> list[Entry]:
+    found: list[Entry] = []
+    while (low := log.base_index + 1 + len(found)) <= log.last_index:
+        found += log.entries(low, log.last_index)
+    return found
