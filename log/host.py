@@ -313,6 +313,8 @@ class Host:
                 engine.step(peer, message)
                 if kind is Offer:
                     self._consider(peer, replica, message)  # type: ignore[arg-type]
+                if kind is not Append and engine.wake_at < self.wake_at:
+                    self.wake_at = engine.wake_at  # An election came to nothing, and is tried again soon.
             else:
                 self.dropped += 1
             if group not in touched and not replica.is_idle:

@@ -895,13 +895,24 @@ def test_silence_of_the_leader_starts_an_election_within_its_bounds() -> None:
 
 
 def test_a_broken_connection_to_the_leader_starts_an_election_at_once() -> None:
-    c = Cluster()
-    c.elect("a")
-    c.run(0.2)
-    c.crash("a")
-    c.run(c.timing.broken_max + 0.02, "bc", step=0.005)
+    elected = 0
+    for seed in range(20):
+        c = Cluster()
+        for name in "abc":
+            c.host(name)._rng.seed(f"{name} {seed}")
+        c.elect("a")
+        c.run(0.2)
+        term = c.engine("b").term
+        c.crash("a")
+        c.run(c.timing.broken_max + 0.02, "bc", step=0.005)
 
-    assert len(c.leaders()) == 1 and c.leaders() != ["a"]
+        assert max(c.engine(name).term for name in "bc") > term, "somebody has asked for votes"
+        assert "a" not in c.leaders()
+        elected += len(c.leaders())
+        c.run(c.timing.election_min, "bc", step=0.005)
+        assert len(c.leaders()) == 1, "also those that asked at the same moment did not wait for a timeout"
+
+    assert elected > 12
 
 
 def test_who_waits_for_a_majority_does_not_wait_for_a_timeout_when_it_comes() -> None:
