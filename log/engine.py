@@ -1,6 +1,6 @@
 """The Raft engine of one group: pysyncobj 0.3.17, hardened.
 
-It is told what happened (`step`, `tick`, `propose`, `persisted`, `peer_up`, `peer_down`) and says what should follow:
+It is told what happened (`STEPS`, `tick`, `propose`, `persisted`, `peer_up`, `peer_down`) and says what should follow:
 messages that may leave at once (`out`), messages that must wait until everything before them is on disk (`promises`),
 and how far the log is committed. It has no thread, no socket, no clock and no randomness of its own.
 
@@ -90,6 +90,7 @@ class Timing:
     quorum: float = 0.5
     resend: float = 1.0
     broken_max: float = 0.03  # A broken connection to the leader starts an election within this time.
+    apply: float = 0.02  # Who follows applies at most so often, and then what has come since of all groups together.
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class Limits:
     window_bytes: int = 8 * 1024 * 1024
     uncommitted_bytes_max: int = 64 * 1024 * 1024
     apply_entries_max: int = 512
+    apply_lag_max: int = 64  # So many committed entries of a group are not kept waiting.
     proposals_max: int = 100_000
 
 
@@ -147,6 +149,59 @@ class _Outlet:
 class SyncObj(_parent.SyncObj):
     """One group's engine in one epoch. Its members are fixed: a change of members is a new epoch and a new engine."""
 
+    # As in `GroupLog`: near each other, and so are those of the parent's hundred attributes that we use.
+    __slots__ = (
+        "__raftCommitIndex",
+        "__raftCurrentTerm",
+        "__raftLastApplied",
+        "__raftLeader",
+        "__raftLog",
+        "__raftState",
+        "__votedForNodeId",
+        "__votesCount",
+        "_acknowledged",
+        "_deadline",
+        "_hurries",
+        "_leader_contact",
+        "_patience",
+        "_poller",
+        "_prevotes",
+        "_sequence",
+        "_transfer_deadline",
+        "_uncommitted",
+        "_votes",
+        "connected",
+        "elected_at",
+        "epoch",
+        "is_leader",
+        "is_member",
+        "learners",
+        "limits",
+        "log",
+        "members",
+        "must_beat",
+        "must_send",
+        "newest_snapshot",
+        "next_members",
+        "node",
+        "now",
+        "offers",
+        "out",
+        "peers",
+        "progress",
+        "promises",
+        "reads",
+        "reads_failed",
+        "reads_ready",
+        "rng",
+        "role_changes",
+        "seal_index",
+        "timing",
+        "transferee",
+        "uncommitted_bytes",
+    )
+    __raftLeader: NodeId | None
+
     def __init__(
         self,
         *,
@@ -170,6 +225,8 @@ class SyncObj(_parent.SyncObj):
         self.peers = tuple(sorted(others))
         self.learners: tuple[NodeId, ...] = ()
         self.is_member = node in members
+        self.is_leader = False  # As the parent's state says, which is changed in `__setState` alone.
+        self.epoch = log.configuration.epoch
         self.timing = timing
         self.limits = limits
         self.rng = rng
@@ -230,10 +287,6 @@ class SyncObj(_parent.SyncObj):
         return self.__raftState  # type: ignore[no-any-return]
 
     @property
-    def is_leader(self) -> bool:
-        return self.__raftState == LEADER  # type: ignore[no-any-return]
-
-    @property
     def leader(self) -> NodeId | None:
         return self.__raftLeader
 
@@ -257,7 +310,7 @@ class SyncObj(_parent.SyncObj):
 
     def refusal(self) -> NotLeader | Overloaded | None:
         """Why nothing can be proposed here now; None if it can."""
-        if self.__raftState != LEADER:
+        if not self.is_leader:
             return NotLeader(self.leader)
         if self.seal_index is not None or self.transferee is not None:
             return NotLeader(None)
@@ -267,7 +320,7 @@ class SyncObj(_parent.SyncObj):
 
     def propose(self, command: bytes) -> int:
         """Append a command (its kind byte first) to our log. The caller has asked `refusal`."""
-        assert self.__raftState == LEADER and self.seal_index is None and self.transferee is None
+        assert self.is_leader and self.seal_index is None and self.transferee is None
         log, size = self.log, len(command)
         index = log.last_index + 1
         log.append((command, index, self.__raftCurrentTerm))
@@ -358,7 +411,11 @@ class SyncObj(_parent.SyncObj):
         if self.is_leader:
             self._lead()
         elif now >= self._deadline:
-            self._deadline = self._next_deadline()
+            heard = self._hears_leader()
+            # Appends are too many to set a new deadline with each, so it counts from the last one.
+            self._deadline = self._next_deadline(self._leader_contact if heard else now)
+            if heard:
+                return
             if self.is_member and self.seeded:
                 self._ask_for_prevotes()
             else:
@@ -366,7 +423,7 @@ class SyncObj(_parent.SyncObj):
 
     def persisted(self) -> None:
         """Our log's durable mark may have moved."""
-        if self.__raftState == LEADER:
+        if self.is_leader:
             # What is not committed yet is on a majority only if another member holds it too, or there is none. As a rule our
             # own disk is the first.
             commit = self.__raftCommitIndex
@@ -377,7 +434,7 @@ class SyncObj(_parent.SyncObj):
 
     def flush(self) -> None:
         """Put into `out` what the followers should have. Called once per turn, so one turn makes one message."""
-        if self.__raftState != LEADER:
+        if not self.is_leader:
             self.must_beat = self.must_send = False  # Whoever leads next begins with both.
             return
         if self.must_beat:
@@ -391,10 +448,6 @@ class SyncObj(_parent.SyncObj):
             if self.transferee is not None:
                 self._maybe_hand_over()
 
-    def step(self, sender: NodeId, message: Message) -> None:
-        """A message of a member of this epoch (or, for a learner, from its leader)."""
-        self._STEPS[type(message)](self, sender, message)
-
     # -- following ---------------------------------------------------------------------------------------------------
 
     def _follow(self, sender: NodeId, term: int, commit: int) -> bool:
@@ -402,7 +455,7 @@ class SyncObj(_parent.SyncObj):
         current = self.__raftCurrentTerm
         if term < current:
             return False
-        if term == current and self.__raftState == LEADER:
+        if term == current and self.is_leader:
             raise EngineFault(f"two leaders in term {term}: {self.node} and {sender}")
         self._leader_contact = self.now
         self._deadline = self._next_deadline()
@@ -424,7 +477,19 @@ class SyncObj(_parent.SyncObj):
     def _on_append(self, sender: NodeId, m: Append) -> None:
         term, prev, prev_term, _, _ = m
         log = self.log
-        if not self._follow(sender, term, 0):
+        if (
+            prev == log.last_index
+            and prev_term == log.last_term
+            and term == self.__raftCurrentTerm
+            and sender == self.__raftLeader
+            and self.__raftState == FOLLOWER
+        ):
+            # As a rule: it follows what our leader sent before. The others are sorted out below.
+            self._leader_contact = self.now
+            self._patience = self._hurries = 0
+            self._prevotes = None
+            self._take_entries(sender, m)
+        elif not self._follow(sender, term, 0):
             self.promise(sender, AppendReject(self.term, prev, log.last_index + 1))
         elif log.term_of(prev) == prev_term:  # It has none outside our log.
             self._take_entries(sender, m)
@@ -538,8 +603,9 @@ class SyncObj(_parent.SyncObj):
             self._hurries -= 1
             self._deadline = min(self._deadline, self.now + self.timing.broken_max * self.rng.uniform(1.0, 5.0))
 
-    def _next_deadline(self) -> float:
-        return self.now + self.rng.uniform(self.timing.election_min, self.timing.election_max)
+    def _next_deadline(self, since: float | None = None) -> float:
+        timeout = self.rng.uniform(self.timing.election_min, self.timing.election_max)
+        return (self.now if since is None else since) + timeout
 
     def _hears_leader(self) -> bool:
         if self.is_leader:
@@ -657,6 +723,7 @@ class SyncObj(_parent.SyncObj):
     def __setState(self, newState: int) -> None:  # noqa: N802, N803
         changed = newState != self.__raftState
         super().__setState(newState)
+        self.is_leader = newState == LEADER
         if changed:
             self.role_changes += 1
             if newState != LEADER:
@@ -716,7 +783,7 @@ class SyncObj(_parent.SyncObj):
         """The progress of a follower whose answer belongs to our leadership; None if the answer does not."""
         if term > self.__raftCurrentTerm:
             self._step_down(term)
-        if term != self.__raftCurrentTerm or self.__raftState != LEADER:
+        if term != self.__raftCurrentTerm or not self.is_leader:
             return None
         progress = self.progress.get(sender)
         if progress is not None:
@@ -732,8 +799,11 @@ class SyncObj(_parent.SyncObj):
 
     def _on_append_ack(self, sender: NodeId, m: AppendAck) -> None:
         term, index = m
-        progress = self._heard(sender, term)
-        if progress is None:
+        if term == self.__raftCurrentTerm and self.is_leader and sender in self.progress:
+            progress = self.progress[sender]
+            progress.contact = self.now
+        else:
+            self._heard(sender, term)  # It is not for us, and may depose us.
             return
         last = self.log.last_index
         if index > last:
@@ -793,7 +863,9 @@ class SyncObj(_parent.SyncObj):
     def _maybe_commit(self) -> None:
         """Commit what is durable on a majority, if it is of our own term (Raft §5.4.2)."""
         log, index = self.log, self._majority(self.members)
-        if index <= self.__raftCommitIndex or log.term_of(index) != self.__raftCurrentTerm:
+        if index <= self.__raftCommitIndex:
+            return
+        if self.__raftCurrentTerm != (log.last_term if index == log.last_index else log.term_of(index)):
             return
         if self.seal_index is not None and self.next_members is not None and index >= self.seal_index:
             # Nothing behind a seal takes effect; and the successor must own it, or it could begin without it.
@@ -810,6 +882,11 @@ class SyncObj(_parent.SyncObj):
 
     def _majority(self, members: tuple[NodeId, ...]) -> int:
         """The highest index that is durable on more than half of `members`. Our own log counts as far as it is on disk."""
+        if not self.learners and members is self.members:
+            durable = [progress.match for progress in self.progress.values()]
+            durable.append(self._own_durable())
+            durable.sort()
+            return durable[(len(durable) - 1) // 2]
         durable = [self._own_durable()] if self.node in members else []
         for member, progress in self.progress.items():
             if member in members:
@@ -880,7 +957,8 @@ class SyncObj(_parent.SyncObj):
     __parseChangeClusterRequest = __doChangeCluster = __changeCluster = __forbidden
     __updateClusterConfiguration = __deleteEntriesTo = __forbidden
 
-    _STEPS: Final[dict[type, Callable[[Any, NodeId, Any], None]]] = {
+    #: How to take each kind of message, of a member of this epoch or, for a learner, from its leader.
+    STEPS: Final[dict[type, Callable[[Any, NodeId, Any], None]]] = {
         Append: _on_append,
         AppendAck: _on_append_ack,
         AppendReject: _on_append_reject,

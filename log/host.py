@@ -13,10 +13,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from holdfast.log.engine import Limits, Timing
+from holdfast.log.engine import FAR, Engine, Limits, Timing
 from holdfast.log.errors import NoRoomHere, NotHosted, ProposalError
 from holdfast.log.journal import Configuration, Journal
-from holdfast.log.messages import App, Append, Config, Envelope, GroupId, Heartbeat, Message, NodeId, Offer, build
+from holdfast.log.messages import (
+    App,
+    Append,
+    AppendAck,
+    Config,
+    Envelope,
+    GroupId,
+    Heartbeat,
+    Message,
+    NodeId,
+    Offer,
+    build,
+)
 from holdfast.log.replica import Done, Failed, Machine, Replica, SnapshotWanted, config_message
 
 if TYPE_CHECKING:
@@ -74,6 +86,8 @@ class Host:
         self._now = now
         self._beat_at = now
         self._touched: dict[GroupId, Replica] = {}
+        self._behind: dict[GroupId, Replica] = {}  # Followers that wait with what is committed,
+        self._apply_at = now  # until then.
         self._outbox: dict[NodeId, list[Envelope]] = {}
         self._promised: list[_Promises] = []  # Waiting for the next commit to begin,
         self._held: list[_Promises] = []  # and for the one under way to end.
@@ -127,6 +141,7 @@ class Host:
         self.results += replica.results
         del self.replicas[group]
         self._touched.pop(group, None)
+        self._behind.pop(group, None)
         # What we were about to acknowledge, we no longer hold.
         self._promised = _without(group, self._promised)
         self._held = _without(group, self._held)
@@ -283,23 +298,18 @@ class Host:
             else:
                 early += envelopes  # The peer's disk is faster than ours: heard when the session begins.
             return
-        replicas, touched = self.replicas, self._touched
+        replicas, touched, steps = self.replicas, self._touched, Engine.STEPS
         asked, full = False, None
         for group, epoch, message in envelopes:
             kind = type(message)
-            if kind is App:
-                self.received.append((peer, message.payload))  # type: ignore[union-attr]
-                continue
-            if kind is Config:
-                self._on_config(peer, group, epoch, message)  # type: ignore[arg-type]
-                continue
             replica = replicas.get(group)
-            if replica is None:
-                self._recall(peer, group, epoch, is_beat=kind is Heartbeat)
-                continue  # Whoever leads the group will tell us about it.
+            step = steps.get(kind)
+            if replica is None or step is None:
+                self._deliver_elsewhere(peer, group, epoch, message)
+                continue
             engine = replica.engine
             engine.now = now
-            if epoch != replica.log.configuration.epoch:
+            if epoch != engine.epoch:
                 # Whichever of us is behind learns of the newer epoch: the peer from this, we from its answer to this.
                 touched[group] = replica
                 self._post(peer, replica, replica.config_message)
@@ -310,15 +320,25 @@ class Host:
                 if full is not None:
                     continue  # Refused before append: the leader sends it again when we answer.
             if peer in engine.members or peer in engine.progress:
-                engine.step(peer, message)
-                if kind is Offer:
-                    self._consider(peer, replica, message)  # type: ignore[arg-type]
-                if kind is not Append and engine.wake_at < self.wake_at:
-                    self.wake_at = engine.wake_at  # An election came to nothing, and is tried again soon.
+                step(engine, peer, message)
+                if kind is not Append and kind is not AppendAck:
+                    if kind is Offer:
+                        self._consider(peer, replica, message)  # type: ignore[arg-type]
+                    if engine.wake_at < self.wake_at:
+                        self.wake_at = engine.wake_at  # An election came to nothing, and is tried again soon.
             else:
                 self.dropped += 1
-            if group not in touched and not replica.is_idle:
+            if group not in touched and (engine.promises or not replica.is_idle):
                 touched[group] = replica
+
+    def _deliver_elsewhere(self, peer: NodeId, group: GroupId, epoch: int, message: Message) -> None:
+        """What is not for the engine of a group that we host."""
+        if type(message) is App:
+            self.received.append((peer, message.payload))
+        elif type(message) is Config:
+            self._on_config(peer, group, epoch, message)
+        else:  # Whoever leads the group will tell us about it.
+            self._recall(peer, group, epoch, is_beat=type(message) is Heartbeat)
 
     def _consider(self, peer: NodeId, replica: Replica, offer: Offer) -> None:
         if replica.engine.may_install(offer.index, offer.index_term):
@@ -420,7 +440,8 @@ class Host:
         for replica in touched.values():
             engine = replica.engine
             engine.now = now
-            replica.flush(full)
+            if replica.proposals or engine.must_send or engine.must_beat or replica.change is not None:
+                replica.flush(full)
             if engine.out:
                 self._take_out(replica)
             if engine.promises:
@@ -514,8 +535,15 @@ class Host:
                     self._send_to(peer, session, envelopes)
 
     def _apply(self, touched: dict[GroupId, Replica]) -> None:
+        behind, due = self._behind, self._now >= self._apply_at
+        if due and (touched or behind):
+            self._apply_at = self._now + self.timing.apply
+            touched |= behind
+            behind.clear()
         for replica in touched.values():
-            more = replica.apply()  # More is committed than one turn applies.
+            more = replica.apply(due=due)  # More is committed than one turn applies.
+            if replica.is_behind:
+                behind[replica.group] = replica
             if replica.role_changed:
                 replica.role_changed = False
                 self.role_changes.append(replica.group)
@@ -525,6 +553,11 @@ class Host:
             engine = replica.engine
             if more or engine.out or engine.promises:
                 self._touch(replica)
+
+    @property
+    def turn_at(self) -> float:
+        """When a turn is due although nothing happens: what is committed is applied then."""
+        return self._apply_at if self._behind else FAR
 
     @property
     def busy(self) -> bool:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _HEADER: Final = struct.Struct(">QI")  # term, checksum
 _SUBJECT: Final = struct.Struct(">IQQ")  # group, index, term: what the checksum speaks of besides the command
+_pack_header, _pack_subject = _HEADER.pack, _SUBJECT.pack
 _KEY: Final = struct.Struct(">Q")
 _CHECKSUM: Final = struct.Struct(">I")
 _ROW: Final = struct.Struct(">II")  # checksum and length of the contents
@@ -108,20 +109,16 @@ def table_of(group: GroupId) -> str:
     return f"{_TABLE}{group}"
 
 
-def _checksum(group: GroupId, index: int, term: int, command: bytes) -> int:
-    return crc32(command, crc32(_SUBJECT.pack(group, index, term)))
-
-
 def encode_entry(group: GroupId, entry: Entry) -> bytes:
     command, index, term = entry
-    return _HEADER.pack(term, _checksum(group, index, term, command)) + command
+    return _pack_header(term, crc32(command, crc32(_pack_subject(group, index, term)))) + command
 
 
 def decode_entry(group: GroupId, index: int, value: bytes) -> Entry | None:
     """None if it does not match its checksum."""
     term, checksum = _HEADER.unpack_from(value)
     command = value[_HEADER.size :]
-    return (command, index, term) if checksum == _checksum(group, index, term, command) else None
+    return (command, index, term) if checksum == crc32(command, crc32(_pack_subject(group, index, term))) else None
 
 
 def encode_row(key: bytes, contents: list[Any], values: list[bytes]) -> bytes:
@@ -345,7 +342,7 @@ class Journal:
             elif size:
                 room -= size
                 fresh = log.fresh()
-                contents += (group, log.last_index - len(fresh) + 1, list(map(len, fresh)))
+                contents += group, log.last_index - len(fresh) + 1, list(map(len, fresh))
                 values += fresh
                 if group not in unfiled:
                     unfiled[group] = number
@@ -399,6 +396,42 @@ class Journal:
 class GroupLog:
     """One group's log: (base, last] are its entries, `base` is the last one covered by a snapshot or 0."""
 
+    # A turn goes through all groups: what it looks at in each should be near each other in memory.
+    __slots__ = (
+        "_flying_filed",
+        "_flying_last",
+        "_flying_term",
+        "_hard_dirty",
+        "_journal",
+        "_ops",
+        "_runs",
+        "_store",
+        "_tabled",
+        "_tail",
+        "_tail_bytes",
+        "_tail_first",
+        "_trim_from",
+        "_unfiled",
+        "base_index",
+        "base_term",
+        "commit",
+        "commit_taken",
+        "configuration",
+        "durable",
+        "durable_term",
+        "filed",
+        "fresh_bytes",
+        "group",
+        "last_index",
+        "last_term",
+        "must_file",
+        "recent_from",
+        "table",
+        "term",
+        "unfiled_since",
+        "vote",
+    )
+
     def __init__(
         self,
         journal: Journal,
@@ -417,6 +450,7 @@ class GroupLog:
         self.base_index = 0
         self.base_term = 0
         self.last_index = 0
+        self.last_term = 0
         self.durable = 0
         self.durable_term = 0
         self._flying_last = 0
@@ -444,10 +478,6 @@ class GroupLog:
             self._mark_hard()
 
     # -- reading -------------------------------------------------------------------------------------------------
-
-    @property
-    def last_term(self) -> int:
-        return self._runs[-1][1] if self._runs else self.base_term
 
     def term_of(self, index: int) -> int | None:
         """The term of the entry at `index`; None outside [base, last]."""
@@ -516,11 +546,10 @@ class GroupLog:
     def append(self, entry: Entry) -> None:
         command, index, term = entry
         assert index == self.last_index + 1, f"entry {index} after {self.last_index} would leave a hole"
-        runs = self._runs
-        last_term = runs[-1][1] if runs else self.base_term
-        assert last_term <= term <= self.term, "terms never fall, and none is above our own"
-        if term != last_term or not runs:
-            runs.append((index, term))
+        assert self.last_term <= term <= self.term, "terms never fall, and none is above our own"
+        if term != self.last_term or not self._runs:
+            self._runs.append((index, term))
+            self.last_term = term
         self.last_index = index
         self._tail.append(entry)
         self._tail_bytes += len(command)
@@ -547,6 +576,7 @@ class GroupLog:
         self.fresh_bytes = sum(map(len, self._unfiled[self._flying_last - self.filed :]))
         while self._runs and self._runs[-1][0] >= low:
             self._runs.pop()
+        self._end_runs()
         if low < self._tail_first:
             self._tail, self._tail_first, self._tail_bytes = [], low, 0
         else:
@@ -607,6 +637,7 @@ class GroupLog:
             if run[0] <= self.last_index and (offset + 1 == len(keep) or keep[offset + 1][0] > run[0])
         ]  # fmt: skip
         self.base_index, self.base_term = index, term
+        self._end_runs()
         if index > self.filed:
             self.must_file = True
         if index >= self._tail_first:
@@ -615,6 +646,9 @@ class GroupLog:
             del self._tail[:drop]
             self._tail_first = index + 1
         self._mark_hard()
+
+    def _end_runs(self) -> None:
+        self.last_term = self._runs[-1][1] if self._runs else self.base_term
 
     def _mark_hard(self) -> None:
         self._hard_dirty = True
@@ -671,12 +705,14 @@ class GroupLog:
 
     def _shrink_tail(self) -> None:
         """Keep half of the bound in memory, and everything that is not committed, or cannot be read from the table."""
-        drop, bound, keep = 0, min(self._tabled, self.commit), self._journal.tail_bytes // 2
-        while drop < len(self._tail) and self._tail_bytes > keep and self._tail[drop][1] <= bound:
-            self._tail_bytes -= len(self._tail[drop][0])
+        tail, size, keep = self._tail, self._tail_bytes, self._journal.tail_bytes // 2
+        drop, drop_max = 0, min(self._tabled, self.commit) + 1 - self._tail_first
+        while drop < drop_max and size > keep:
+            size -= len(tail[drop][0])
             drop += 1
-        del self._tail[:drop]
+        del tail[:drop]
         self._tail_first += drop
+        self._tail_bytes = size
 
     def _encode_hard(self) -> bytes:
         epoch = self.configuration
@@ -735,6 +771,7 @@ class GroupLog:
                 raise self._corrupt(index, f"its term {term} is below its predecessor's {self.last_term}")
             if term != self.last_term or not self._runs:
                 self._runs.append((index, term))
+                self.last_term = term
             self._tail.append(entry)
             self._tail_bytes += len(command)
             self._unfiled.append(value)
@@ -767,6 +804,7 @@ class GroupLog:
                 else:
                     high = middle
             index, previous = high, term
+        self._end_runs()
 
     # -- pysyncobj's Journal: positions count from the base, which stands for entry 0 ------------------------------
 

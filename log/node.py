@@ -413,7 +413,7 @@ class LogNode:
             self._answer()
             if host.busy:
                 self.wake()
-            self._arm(host.wake_at)
+            self._arm(min(host.wake_at, host.turn_at))
         except BaseException as error:
             self._fatal(error)
 

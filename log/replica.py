@@ -115,6 +115,31 @@ class Change(NamedTuple):
 
 
 class Replica:
+    __slots__ = (  # As in `GroupLog`.
+        "_apply_at",
+        "_limits",
+        "_proposed_bytes",
+        "_proposers",
+        "_reads",
+        "_rng",
+        "_seen_changes",
+        "_seen_epoch",
+        "_timing",
+        "_waiters",
+        "applied",
+        "change",
+        "engine",
+        "group",
+        "is_behind",
+        "log",
+        "machine",
+        "node",
+        "proposals",
+        "results",
+        "role_changed",
+        "stalled",
+    )
+
     def __init__(
         self,
         *,
@@ -134,14 +159,15 @@ class Replica:
         self.results: list[Done | Failed] = []
         self.role_changed = False
         self.stalled: str | None = None  # Why what is committed cannot be applied now.
+        self.is_behind = False  # Whether what is committed waits to be applied with what comes next.
         self._apply_at = 0.0  # While stalled: not before.
         self._timing, self._limits, self._rng = timing, limits, rng
-        self._proposals: list[bytes] = []
+        self.proposals: list[bytes] = []
         self._proposers: list[object] = []  # Who waits for each of them.
         self._proposed_bytes = 0
         self._waiters: deque[tuple[int, int, list[object]]] = deque()  # (index, term, who), ascending
         self._reads: list[tuple[int, object]] = []
-        self._change: Change | None = None
+        self.change: Change | None = None
         self._match_machine()
         # A group of one has nobody to wait for.
         alone = log.configuration.members == (node,)
@@ -218,7 +244,7 @@ class Replica:
 
     def propose(self, command: bytes, waiting: object) -> None:
         """Queue a command for this turn's entry. The answer comes through `results`."""
-        size, limits, proposals = len(command), self._limits, self._proposals
+        size, limits, proposals = len(command), self._limits, self.proposals
         if size > limits.command_bytes_max:
             error = TooLarge(f"a command of {size} bytes; at most {limits.command_bytes_max} are allowed")
             self.results.append(Failed([waiting], error))
@@ -235,8 +261,8 @@ class Replica:
 
     def flush(self, no_room: ProposalError | None) -> None:
         """The proposals of this turn become one entry (or a few, when they are large)."""
-        if self._proposals:
-            proposals, self._proposals = self._proposals, []
+        if self.proposals:
+            proposals, self.proposals = self.proposals, []
             proposers, self._proposers = self._proposers, []
             fits = self._proposed_bytes <= self._limits.entry_bytes_max
             self._proposed_bytes = 0
@@ -244,7 +270,7 @@ class Replica:
                 self._propose(proposals, proposers, no_room)
             else:
                 self._propose_in_parts(proposals, proposers, no_room)
-        if self._change is not None:
+        if self.change is not None:
             self._maybe_seal()
         engine = self.engine
         if engine.must_send or engine.must_beat:
@@ -285,25 +311,25 @@ class Replica:
         next_members = tuple(sorted(next_members))
         now, after = set(self.engine.members), set(next_members)
         refusal: ProposalError | None = self.engine.refusal()
-        if refusal is None and self._change is not None:
+        if refusal is None and self.change is not None:
             refusal = BadChange("another change of members is under way")
         if refusal is None and (not after or now == after or len(after - now) > 1 or len(now - after) > 1):
             refusal = BadChange("a change adds, removes or replaces one member")
         if refusal is not None:
             self.results.append(Failed([waiting], refusal))
             return
-        self._change = Change(next_members, deadline, waiting, may_seal)
+        self.change = Change(next_members, deadline, waiting, may_seal)
         self.engine.add_learners(next_members)
 
     def _maybe_seal(self) -> None:
         """Seal once the newcomer has caught up and a majority of the successor answers."""
-        assert self._change is not None
-        next_members, deadline, waiting, may_seal = self._change
+        assert self.change is not None
+        next_members, deadline, waiting, may_seal = self.change
         engine = self.engine
         if engine.refusal() is not None or engine.now > deadline:
             late = BadChange("the new member did not catch up in time; the group is unchanged")
             self.results.append(Failed([waiting], engine.refusal() or late))
-            self._change = None
+            self.change = None
             engine.add_learners(())
             return
         since = engine.now - self._timing.quorum
@@ -319,7 +345,7 @@ class Replica:
         if engine.term_committed and learners_ready and 2 * sum(ready) > len(next_members) and may_seal():
             index = engine.seal(next_members, encode_seal(self.epoch + 1, next_members))
             self._waiters.append((index, engine.term, [waiting]))
-            self._change = None
+            self.change = None
 
     def learn_epoch(self, epoch: int, config: Config, now: float, connected: frozenset[NodeId]) -> None:
         """A peer proves by a later epoch that ours was sealed at (seed_index, seed_term)."""
@@ -349,9 +375,9 @@ class Replica:
         led = old.is_leader
         log.set_configuration(configuration)
         self._abandon(lambda index, _: index > seed, Superseded("the group went on with other members; try again"))
-        if self._change is not None:
-            self.results.append(Failed([self._change.waiting], OutcomeUnknown("the group went on with other members")))
-            self._change = None
+        if self.change is not None:
+            self.results.append(Failed([self.change.waiting], OutcomeUnknown("the group went on with other members")))
+            self.change = None
         self._reads += old.reads_ready  # Confirmed before the seal was committed.
         unread = [ctx for _, _, ctx in old.reads] + old.reads_failed
         if unread:
@@ -384,17 +410,24 @@ class Replica:
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
-    def apply(self) -> bool:
-        """Hand committed entries to the machine, a slice per turn. True if there is more."""
+    def apply(self, *, due: bool) -> bool:
+        """Hand committed entries to the machine, a slice per turn. True if there is more.
+
+        Nobody waits for a follower to apply, and many entries at once cost it little more than one. So it does when the host
+        says that it is `due`, or much is waiting.
+        """
         engine = self.engine
         if engine.role_changes != self._seen_changes or self.log.configuration.epoch != self._seen_epoch:
             self._notice_role()
-        more = False
+        more = self.is_behind = False
         if (
             self.applied < self.log.commit  # Which is where `_applicable` ends at the latest.
             and self.applied < (high := self._applicable)
             and (self.stalled is None or engine.now >= self._apply_at)
         ):
+            if not due and not engine.is_leader and high - self.applied < self._limits.apply_lag_max:
+                self.is_behind = True
+                return False
             try:
                 # Where there was no room, one entry is tried: a whole slice would be worked out each time, for nothing.
                 upto = self.applied + (self._limits.apply_entries_max if self.stalled is None else 1)
@@ -420,9 +453,9 @@ class Replica:
         engine, log = self.engine, self.log
         if engine.promises or engine.out or engine.must_send or engine.must_beat:
             return False
-        if self.applied < log.commit and self.applied < self._applicable:
+        if self.applied < log.commit and not self.is_behind and self.applied < self._applicable:
             return False
-        if engine.reads_ready or engine.reads_failed or self._proposals or self._change is not None:
+        if engine.reads_ready or engine.reads_failed or self.proposals or self.change is not None:
             return False
         return engine.role_changes == self._seen_changes and log.configuration.epoch == self._seen_epoch
 
@@ -490,8 +523,8 @@ class Replica:
         waiting = self._proposers + [ctx for _, ctx in self._reads]
         waiting += [ctx for _, _, ctx in self.engine.reads] + [ctx for _, ctx in self.engine.reads_ready]
         waiting += self.engine.reads_failed
-        if self._change is not None:
-            waiting.append(self._change.waiting)
+        if self.change is not None:
+            waiting.append(self.change.waiting)
         if waiting:
             self.results.append(Failed(waiting, stopped))
 
@@ -503,9 +536,9 @@ class Replica:
             commit, term = self.engine.commit, self.engine.term if self.engine.is_leader else None
             lost = OutcomeUnknown("the leadership ended before the command was committed")
             self._abandon(lambda index, led: index > commit and led != term, lost)
-            if self._change is not None and not self.engine.is_leader:
-                self.results.append(Failed([self._change.waiting], NotLeader(self.engine.leader)))
-                self._change = None
+            if self.change is not None and not self.engine.is_leader:
+                self.results.append(Failed([self.change.waiting], NotLeader(self.engine.leader)))
+                self.change = None
 
     def _abandon(self, is_lost: Callable[[int, int], bool], error: ProposalError) -> None:
         lost = [who for index, term, waiting in self._waiters if is_lost(index, term) for who in waiting]

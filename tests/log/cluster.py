@@ -102,7 +102,7 @@ class Cluster:
         timing: Timing | None = None,
     ) -> None:
         self.now = 100.0
-        self.timing = timing or Timing()
+        self.timing = timing or Timing(apply=0.0)  # Whoever looks at a follower's state need not wait.
         self.limits = limits or Limits()
         self.names = tuple(NodeId(name) for name in names)
         self.wires: defaultdict[tuple[NodeId, NodeId], deque[tuple[int, bytes]]] = defaultdict(deque)
@@ -165,7 +165,7 @@ class Cluster:
         member = self.members[NodeId(name)]
         host = member.host
         for _ in range(1000):
-            if not host.busy:
+            if not host.busy and host.turn_at > self.now:
                 break
             host.turn(self.now)
         else:
@@ -244,6 +244,7 @@ class Cluster:
             for name in self.up(names):
                 if self.host(name).wake_at <= self.now:
                     self.tick(name)
+                self.turn(name)
             self.settle(names)
 
     # -- links and processes -----------------------------------------------------------------------------------------

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
 import pytest
 
+from holdfast.log.engine import Limits, Timing
 from holdfast.log.errors import NoRoom, NotHosted, NotLeader, OutcomeUnknown
 from holdfast.log.messages import (
     COMMANDS,
@@ -19,9 +24,25 @@ from holdfast.log.messages import (
     PreVote,
     decode,
 )
+from holdfast.log.replica import Replica
 from tests.log.cluster import Cluster, Waiter
 
 A, B, C, D = NodeId("a"), NodeId("b"), NodeId("c"), NodeId("d")
+
+
+@contextmanager
+def applies_of(replica: Replica) -> Iterator[list[int]]:
+    """How many entries it applies, or tries to, each time."""
+    sizes: list[int] = []
+    apply_slice = Replica._apply_slice
+
+    def watched(self: Replica, high: int) -> None:
+        if self is replica:
+            sizes.append(high - replica.applied)
+        apply_slice(self, high)
+
+    with patch.object(Replica, "_apply_slice", watched):
+        yield sizes
 
 
 def kinds(c: Cluster, sender: str, to: str) -> list[type]:
@@ -544,22 +565,71 @@ def test_a_state_without_space_waits_and_its_leader_hands_over() -> None:
     assert c.leaders() == ["b"]
     assert c.write("b", b"y").index
 
-    tried: list[int] = []
-    replica = c.replica("a")
-    try_slice = replica._apply_slice
-
-    def watched(high: int) -> None:
-        tried.append(high - replica.applied)
-        try_slice(high)
-
-    replica._apply_slice = watched  # type: ignore[method-assign]
-    c.run(1.0)
+    with applies_of(c.replica("a")) as tried:
+        c.run(1.0)
     assert tried and set(tried) == {1}, "a whole slice is not worked out again and again"
 
     c.disk("a").to_the_last_byte = False
     c.run(1.0)
     assert c.replica("a").stalled is None
     assert c.applied("a") == [b"x", b"y"], "each once"
+
+
+# Following
+
+
+def test_a_follower_applies_what_came_meanwhile_together() -> None:
+    c = Cluster(timing=Timing(apply=0.02))
+    c.elect("a")
+    c.run(0.2)
+
+    with applies_of(c.replica("b")) as sizes:
+        for number in range(5):
+            c.now += 0.001
+            c.write("a", b"%d" % number)
+        assert c.replica("b").is_behind and c.now < c.host("b").turn_at <= c.now + 0.02
+        c.run(0.2)
+
+    assert len(sizes) < 5 and sum(sizes) == 5
+    assert c.applied("b") == [b"%d" % number for number in range(5)]
+
+
+def test_a_leader_applies_at_once() -> None:
+    c = Cluster(timing=Timing(apply=0.02))
+    c.elect("a")
+    c.run(0.2)
+
+    for number in range(5):
+        c.now += 0.001
+        assert c.write("a", b"%d" % number).index is not None
+        assert len(c.applied("a")) == number + 1
+
+
+def test_a_follower_does_not_wait_when_much_is_committed() -> None:
+    c = Cluster(timing=Timing(apply=60.0), limits=Limits(apply_lag_max=4))
+    c.elect("a")
+    c.run(0.2)
+
+    for number in range(9):
+        c.write("a", b"%d" % number)
+
+    assert c.replica("b").log.commit - c.replica("b").applied < 4
+    assert len(c.applied("b")) >= 4
+
+
+def test_whoever_is_elected_applies_what_it_waited_with() -> None:
+    c = Cluster(timing=Timing(apply=60.0))
+    c.elect("a")
+    c.run(0.2)
+    for number in range(5):
+        c.write("a", b"%d" % number)
+    assert c.replica("b").is_behind and len(c.applied("b")) < 4
+
+    c.crash("a")
+    c.run(0.5, "bc")
+
+    (leader,) = c.leaders()
+    assert c.applied(leader) == [b"%d" % number for number in range(5)]
 
 
 # What the rooms above send

@@ -479,7 +479,7 @@ def epoch_keeps_tail() -> list[Patch]:
     """Whoever is told of a later epoch keeps the entries of the old one that it does not know to be committed."""
 
     def learn_epoch(self: Any, *args: Any) -> None:
-        with patch.object(self.log, "truncate", lambda low: None):
+        with patch.object(GroupLog, "truncate", lambda self, low: None):
             original(self, *args)
 
     original = _original(Replica, "learn_epoch")
@@ -597,12 +597,12 @@ WHERE: Final = {
 @contextmanager
 def switched_off(name: str) -> Iterator[None]:
     """The log without the fix of that name."""
-    steps = dict(Engine._STEPS)
+    steps = dict(Engine.STEPS)
     with ExitStack() as stack:
         for owner, attribute, replacement in MUTANTS[name]():
-            for kind, step in Engine._STEPS.items():
+            for kind, step in Engine.STEPS.items():
                 if step is owner.__dict__.get(attribute):
                     steps[kind] = replacement
             stack.enter_context(patch.object(owner, attribute, replacement))
-        stack.enter_context(patch.object(Engine, "_STEPS", steps))
+        stack.enter_context(patch.object(Engine, "STEPS", steps))
         yield

@@ -241,7 +241,7 @@ class World:
                     host.tick(now)
                 if before is not None:
                     before = self._reach_changes(node, before)
-                if not host.busy:
+                if not host.busy and host.turn_at > now:
                     break
                 host.turn(now)
             else:
@@ -275,7 +275,7 @@ class World:
         return after
 
     def _arm_tick(self, node: SimNode, host: Host) -> None:
-        due = self.now + min(max(0.0, (host.wake_at - node.now()) / node.rate), 5.0)
+        due = self.now + min(max(0.0, (min(host.wake_at, host.turn_at) - node.now()) / node.rate), 5.0)
         if self.now < node.armed <= due:
             return
         node.armed = due
