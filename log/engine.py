@@ -318,9 +318,12 @@ class SyncObj(_parent.SyncObj):
             return Overloaded("too much is waiting for a majority of the group")
         return None
 
-    def propose(self, command: bytes) -> int:
-        """Append a command (its kind byte first) to our log. The caller has asked `refusal`."""
-        assert self.is_leader and self.seal_index is None and self.transferee is None
+    def propose(self, command: bytes) -> int | None:
+        """Append a command (its kind byte first) to our log. None: it is not, and `refusal` says why."""
+        if not self.is_leader or self.seal_index is not None or self.transferee is not None:
+            return None
+        if self.uncommitted_bytes >= self.limits.uncommitted_bytes_max:
+            return None
         log, size = self.log, len(command)
         index = log.last_index + 1
         log.append((command, index, self.__raftCurrentTerm))
@@ -333,6 +336,7 @@ class SyncObj(_parent.SyncObj):
         """End this epoch: nothing proposed after this entry will ever commit in it."""
         assert self.refusal() is None and self.term_committed
         index = self.propose(command)
+        assert index is not None
         self.seal_index, self.next_members = index, next_members
         return index
 
@@ -441,10 +445,7 @@ class SyncObj(_parent.SyncObj):
             self._send_heartbeats()
         if self.must_send:
             self.must_send = False
-            newest = None
-            for peer, progress in self.progress.items():  # Of the peers, then of the learners.
-                if peer in self.connected:
-                    newest = self._send_append(peer, progress, newest)
+            self._send_appends()
             if self.transferee is not None:
                 self._maybe_hand_over()
 
@@ -820,44 +821,47 @@ class SyncObj(_parent.SyncObj):
         if progress is not None and progress.rejected(m.index, m.hint):
             self.must_send = True
 
-    def _send_append(self, peer: NodeId, progress: Progress, newest: _Sending | None) -> _Sending | None:
-        """Send what fits the window. Given and returned is what was sent last: followers that keep up are sent the same."""
-        limits, last = self.limits, self.log.last_index
-        while True:
-            low = progress.next
-            if progress.flow is REPLICATE:
-                if low > last:
-                    return newest
-                if len(progress.in_flight) >= limits.window_messages or progress.in_flight_bytes >= limits.window_bytes:
-                    return newest
-            elif progress.waiting_since is not None or progress.flow is SNAPSHOT:
-                return newest
-            if newest is None or newest[0] != low:
-                made = self._make_append(low)
-                if made is None:
-                    progress.offer_snapshot()
-                    return newest
-                newest = made
-            _, high, size, append = newest
-            self.out.append((peer, append))
-            progress.sent(high, size, self.now)
-            if progress.next > last:
-                return newest
+    def _send_appends(self) -> None:
+        """Send everybody what fits its window. Followers that keep up are sent the same."""
+        limits, last, connected, now = self.limits, self.log.last_index, self.connected, self.now
+        newest: _Sending | None = None
+        for peer, progress in self.progress.items():  # Of the peers, then of the learners.
+            if peer not in connected:
+                continue
+            while True:
+                low = progress.next
+                if progress.flow is REPLICATE:
+                    if low > last or len(progress.in_flight) >= limits.window_messages:
+                        break
+                    if progress.in_flight_bytes >= limits.window_bytes:
+                        break
+                elif progress.waiting_since is not None or progress.flow is SNAPSHOT:
+                    break
+                if newest is None or newest[0] != low:
+                    made = self._make_append(low)
+                    if made is None:
+                        progress.offer_snapshot()
+                        break
+                    newest = made
+                _, high, size, append = newest
+                self.out.append((peer, append))
+                progress.sent(high, size, now)
+                if high >= last:
+                    break
 
     def _make_append(self, low: int) -> _Sending | None:
         """Entries from `low` on; None if the one before it is trimmed."""
         log = self.log
-        prev, last, size = low - 1, log.last_index, 0
+        prev, last = low - 1, log.last_index
         prev_term = log.term_of(prev)
         if prev_term is None:
             return None
-        entries: list[Entry] = []
+        entries: tuple[Entry, ...] = ()
         if low <= last:
             high = last if last < low + ENTRIES_MAX else low + ENTRIES_MAX - 1
-            entries = log.entries(low, high, bytes_max=self.limits.append_bytes_max)
-            for command, _, _ in entries:
-                size += len(command)
-        fields = self.__raftCurrentTerm, prev, prev_term, self.__raftCommitIndex, tuple(entries)
+            entries = tuple(log.entries(low, high, bytes_max=self.limits.append_bytes_max))
+        size = len(entries[0][0]) if len(entries) == 1 else sum([len(entry[0]) for entry in entries])
+        fields = self.__raftCurrentTerm, prev, prev_term, self.__raftCommitIndex, entries
         return low, prev + len(entries), size, build(Append, fields)
 
     def _maybe_commit(self) -> None:

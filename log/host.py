@@ -535,23 +535,34 @@ class Host:
                     self._send_to(peer, session, envelopes)
 
     def _apply(self, touched: dict[GroupId, Replica]) -> None:
-        behind, due = self._behind, self._now >= self._apply_at
-        if due and (touched or behind):
+        """Hand over what is committed, and answer who waits.
+
+        Nobody waits for a follower to apply, and many entries at once cost it little more than one. So it does from time to
+        time, or when much has come.
+        """
+        behind, due, lag_max = self._behind, self._now >= self._apply_at, self.limits.apply_lag_max
+        if due:
             self._apply_at = self._now + self.timing.apply
             touched |= behind
             behind.clear()
-        for replica in touched.values():
-            more = replica.apply(due=due)  # More is committed than one turn applies.
+        for group, replica in touched.items():
+            engine = replica.engine
+            if engine.role_changes != replica.seen_changes or engine.epoch != replica.seen_epoch:
+                replica.notice_role()
+                self.role_changes.append(group)
+            lag = replica.log.commit - replica.applied
+            replica.is_behind = lag > 0 and not due and not engine.is_leader and lag < lag_max
             if replica.is_behind:
-                behind[replica.group] = replica
-            if replica.role_changed:
-                replica.role_changed = False
-                self.role_changes.append(replica.group)
+                behind[group] = replica
+            elif lag and replica.apply():
+                self._touch(replica)  # More is committed than one turn applies.
+            engine = replica.engine  # A seal begins a new one.
+            if replica.reads or engine.reads_ready or engine.reads_failed:
+                replica.answer_reads()
             if replica.results:
                 self.results += replica.results
                 replica.results = []
-            engine = replica.engine
-            if more or engine.out or engine.promises:
+            if engine.out or engine.promises:
                 self._touch(replica)
 
     @property

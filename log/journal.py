@@ -109,9 +109,10 @@ def table_of(group: GroupId) -> str:
     return f"{_TABLE}{group}"
 
 
-def encode_entry(group: GroupId, entry: Entry) -> bytes:
+def header_of(group: GroupId, entry: Entry) -> bytes:
+    """What stands before the command of an entry on disk: its term and checksum."""
     command, index, term = entry
-    return _pack_header(term, crc32(command, crc32(_pack_subject(group, index, term)))) + command
+    return _pack_header(term, crc32(command, crc32(_pack_subject(group, index, term))))
 
 
 def decode_entry(group: GroupId, index: int, value: bytes) -> Entry | None:
@@ -121,13 +122,14 @@ def decode_entry(group: GroupId, index: int, value: bytes) -> Entry | None:
     return (command, index, term) if checksum == crc32(command, crc32(_pack_subject(group, index, term))) else None
 
 
-def encode_row(key: bytes, contents: list[Any], values: list[bytes]) -> bytes:
-    """Entries of several groups. `contents` has for each: group, index of the first entry, [length of each entry].
+def encode_row(key: bytes, contents: list[Any], parts: list[bytes]) -> bytes:
+    """Entries of several groups: the header and the command of each. `contents` has for each group: its number, the index of
+    the first entry, [length of each entry].
 
     Its checksum covers the contents; each entry has its own, over all that they say of it.
     """
     table = _pack(contents)
-    return b"".join((_ROW.pack(crc32(table, crc32(key)), len(table)), table, *values))
+    return b"".join((_ROW.pack(crc32(table, crc32(key)), len(table)), table, *parts))
 
 
 def decode_row(key: bytes, value: bytes) -> list[tuple[GroupId, int, list[bytes]]] | None:
@@ -333,28 +335,30 @@ class Journal:
         bounds, number, unfiled = self._bounds, self.next_row, self._unfiled
         room = bounds.row_bytes_max if len(dirty) >= bounds.groups_min else 0
         contents: list[Any] = []
-        values: list[bytes] = []
+        parts: list[bytes] = []
         for group, log in dirty.items():
-            size = log.fresh_bytes
+            size, last = log.fresh_bytes, log.last_index
             if log.must_file or size > bounds.group_bytes_max or size > room:
                 log.file(ops)
                 unfiled.pop(group, None)
             elif size:
                 room -= size
-                fresh = log.fresh()
-                contents += group, log.last_index - len(fresh) + 1, list(map(len, fresh))
-                values += fresh
-                if group not in unfiled:
-                    unfiled[group] = number
-            log.take_writes(ops)
-            if log.commit != log.commit_taken:
-                log.commit_taken = log.commit
+                first = log.flying_last + 1
+                contents += group, first, [size] if first == last else log.lengths(first)
+                parts += log.parts(first)
+                unfiled.setdefault(group, number)
+            log.flying_last, log.fresh_bytes = last, 0
+            if log.must_mark:
+                log.mark(ops)
+            commit = log.commit
+            if commit != log.commit_taken:
+                log.commit_taken = commit
                 record = group // COMMITS_GROUPS
-                self._commits.setdefault(record, {})[group] = log.commit
+                self._commits.setdefault(record, {})[group] = commit
                 self._moved_commits.add(record)
-        if values:
+        if parts:
             key = _KEY.pack(number)
-            self._add_row(key, encode_row(key, contents, values), ops, dirty)
+            self._add_row(key, encode_row(key, contents, parts), ops, dirty)
         if self._recent:
             self._retire_rows(ops)
         self._flying = list(dirty.values())
@@ -373,7 +377,8 @@ class Journal:
             del self._unfiled[group]
             log = dirty[group] = self.groups[group]
             room -= log.file(ops)
-            log.take_writes(ops)
+            if log.must_mark:
+                log.mark(ops)
 
     def _retire_rows(self, ops: list[Op]) -> None:
         """Delete the rows that nobody needs any more, in the transaction that files the last of what is in them."""
@@ -399,9 +404,8 @@ class GroupLog:
     # A turn goes through all groups: what it looks at in each should be near each other in memory.
     __slots__ = (
         "_flying_filed",
-        "_flying_last",
         "_flying_term",
-        "_hard_dirty",
+        "_headers",
         "_journal",
         "_ops",
         "_runs",
@@ -411,7 +415,6 @@ class GroupLog:
         "_tail_bytes",
         "_tail_first",
         "_trim_from",
-        "_unfiled",
         "base_index",
         "base_term",
         "commit",
@@ -420,11 +423,13 @@ class GroupLog:
         "durable",
         "durable_term",
         "filed",
+        "flying_last",
         "fresh_bytes",
         "group",
         "last_index",
         "last_term",
         "must_file",
+        "must_mark",
         "recent_from",
         "table",
         "term",
@@ -453,19 +458,20 @@ class GroupLog:
         self.last_term = 0
         self.durable = 0
         self.durable_term = 0
-        self._flying_last = 0
+        self.flying_last = 0
         self._flying_term = 0
-        # Entries up to `filed` are in the group's own table, or in the commit under way to it; the others are here, encoded.
+        # Entries up to `filed` are in the group's own table, or in the commit under way to it. The others are in the tail, and
+        # here what stands before them on disk.
         self.filed = 0
         self.must_file = False  # Rows hold what was cut off meanwhile, or the log now begins behind `filed`.
         self.fresh_bytes = 0  # Of the entries that are in no commit yet.
         self.recent_from = journal.next_row  # What rows before this one say of this group is over.
         self.unfiled_since: int | None = None  # As found on opening: the first row that holds entries not filed.
-        self._unfiled: list[bytes] = []
+        self._headers: list[bytes] = []
         self._flying_filed = 0
         self._tabled = 0  # Up to here the table can be read.
         self._ops: list[Op] = []  # That cut the table.
-        self._hard_dirty = False
+        self.must_mark = False
         self._runs: list[tuple[int, int]] = []  # (first index of the run, its term), ascending
         self._tail: list[Entry] = []  # The newest entries; at least all that are not durable.
         self._tail_first = 1
@@ -553,9 +559,8 @@ class GroupLog:
         self.last_index = index
         self._tail.append(entry)
         self._tail_bytes += len(command)
-        value = encode_entry(self.group, entry)
-        self._unfiled.append(value)
-        self.fresh_bytes += len(value)
+        self._headers.append(header_of(self.group, entry))
+        self.fresh_bytes += _HEADER.size + len(command)
         self._journal.mark_dirty(self)
 
     def truncate(self, low: int) -> None:
@@ -563,17 +568,16 @@ class GroupLog:
         assert self.commit < low <= self.last_index, f"truncating {low}, committed {self.commit}"
         if low <= self.filed:
             self._ops.append(Cut(self.table, _KEY.pack(low), _KEY.pack(self.filed + 1)))
-            self.filed, self._unfiled = low - 1, []
+            self.filed, self._headers = low - 1, []
         else:
-            del self._unfiled[low - self.filed - 1 :]
-        if low <= self._flying_last:
+            del self._headers[low - self.filed - 1 :]
+        if low <= self.flying_last:
             self.must_file = True
         self.last_index = low - 1
         self.durable = min(self.durable, low - 1)
         self._tabled = min(self._tabled, low - 1)
-        self._flying_last = min(self._flying_last, low - 1)
+        self.flying_last = min(self.flying_last, low - 1)
         self._flying_filed = min(self._flying_filed, low - 1)
-        self.fresh_bytes = sum(map(len, self._unfiled[self._flying_last - self.filed :]))
         while self._runs and self._runs[-1][0] >= low:
             self._runs.pop()
         self._end_runs()
@@ -583,6 +587,7 @@ class GroupLog:
             for entry in self._tail[low - self._tail_first :]:
                 self._tail_bytes -= len(entry[0])
             del self._tail[low - self._tail_first :]
+        self.fresh_bytes = sum(self.lengths(self.flying_last + 1))
         self._journal.mark_dirty(self)
 
     def set_vote(self, term: int, vote: NodeId | None) -> None:
@@ -616,13 +621,13 @@ class GroupLog:
         if self.term_of(index) == term:
             self._rebase(index, term)
         else:
-            self._ops, self._unfiled, self.fresh_bytes, self.must_file = [Drop(self.table)], [], 0, True
+            self._ops, self._headers, self.fresh_bytes, self.must_file = [Drop(self.table)], [], 0, True
             self.filed = self._flying_filed = self._tabled = index
             self._runs, self._tail, self._tail_bytes, self._tail_first = [], [], 0, index + 1
-            self.last_index = self.durable = self._flying_last = self._trim_from = index
+            self.last_index = self.durable = self.flying_last = self._trim_from = index
             self._rebase(index, term)
         self.commit = index
-        self._hard_dirty = True
+        self.must_mark = True
 
     def _known_term(self, index: int) -> int:
         term = self.term_of(index)
@@ -640,18 +645,18 @@ class GroupLog:
         self._end_runs()
         if index > self.filed:
             self.must_file = True
-        if index >= self._tail_first:
-            drop = index + 1 - self._tail_first
+        drop = min(index, self.filed) + 1 - self._tail_first  # The table is without a hole: the others are filed first.
+        if drop > 0:
             self._tail_bytes -= sum(len(entry[0]) for entry in self._tail[:drop])
             del self._tail[:drop]
-            self._tail_first = index + 1
+            self._tail_first += drop
         self._mark_hard()
 
     def _end_runs(self) -> None:
         self.last_term = self._runs[-1][1] if self._runs else self.base_term
 
     def _mark_hard(self) -> None:
-        self._hard_dirty = True
+        self.must_mark = True
         self._journal.mark_dirty(self)
 
     # -- durability ----------------------------------------------------------------------------------------------
@@ -660,9 +665,16 @@ class GroupLog:
     def settled(self) -> bool:
         return self._journal.is_settled(self)
 
-    def fresh(self) -> list[bytes]:
-        """The entries that are in no commit yet."""
-        return self._unfiled[self._flying_last - self.filed :]
+    def lengths(self, first: int) -> list[int]:
+        """Of the entries from `first` on, which are not filed, as they are on disk."""
+        return [_HEADER.size + len(entry[0]) for entry in self._tail[first - self._tail_first :]]
+
+    def parts(self, first: int) -> list[bytes]:
+        """Header and command of each of the entries from `first` on, which are not filed."""
+        if first == self.last_index:
+            return [self._headers[-1], self._tail[-1][0]]
+        headers, entries = self._headers[first - self.filed - 1 :], self._tail[first - self._tail_first :]
+        return [part for header, entry in zip(headers, entries, strict=True) for part in (header, entry[0])]
 
     def file(self, ops: list[Op]) -> int:
         """Bring all entries to the group's own table. Returns how many bytes."""
@@ -671,35 +683,36 @@ class GroupLog:
         if self.must_file:
             self.must_file = False
             self.recent_from = self._journal.next_row
-            self._hard_dirty = True
-        unfiled, self._unfiled = self._unfiled, []
-        if unfiled:
-            items = [(_KEY.pack(index), value) for index, value in enumerate(unfiled, self.filed + 1)]
+            self.must_mark = True
+        headers, first = self._headers, self.filed + 1
+        size = 0
+        if headers:
+            entries = self._tail[first - self._tail_first :]
+            items = [(_KEY.pack(entry[1]), header + entry[0]) for header, entry in zip(headers, entries, strict=True)]
             ops.append(Extend(self.table, items))
-        self.filed = self.last_index
-        return sum(map(len, unfiled))
+            size = sum([len(value) for _, value in items])
+        self._headers = []
+        self.filed = self._flying_filed = self.flying_last = self.last_index
+        return size
 
-    def take_writes(self, ops: list[Op]) -> None:
-        """All but the entries."""
+    def mark(self, ops: list[Op]) -> None:
+        """Write the group's record, and with it how far trimming went in this transaction."""
         if self._trim_from < self.base_index:
             upto = min(self.base_index, self._trim_from + TRIM_ENTRIES)
             ops.append(Cut(self.table, _KEY.pack(self._trim_from), _KEY.pack(upto + 1)))
             self._trim_from = upto
-            self._hard_dirty = True  # The record says how far it went, in the same transaction.
-        if self._hard_dirty:
-            ops.append(Put(HARD, self.group.to_bytes(4, "big"), self._encode_hard()))
-            self._hard_dirty = False
-        self._flying_last, self._flying_term, self._flying_filed = self.last_index, self.term, self.filed
-        self.fresh_bytes = 0
+        ops.append(Put(HARD, self.group.to_bytes(4, "big"), self._encode_hard()))
+        self.must_mark = False
+        self._flying_term = self.term
 
     def persisted(self) -> None:
         self.durable_term = self._flying_term
-        if self._flying_last > self.durable:
-            self.durable = self._flying_last
+        if self.flying_last > self.durable:
+            self.durable = self.flying_last
         self._tabled = self._flying_filed
         assert self._tabled <= self.durable <= self.last_index
         if self._trim_from < self.base_index:
-            self._journal.mark_dirty(self)
+            self._mark_hard()
         if self._tail_bytes > self._journal.tail_bytes:
             self._shrink_tail()
 
@@ -749,10 +762,10 @@ class GroupLog:
         self._load_recent(recent)
         if max(self.commit, self.base_index) > self.last_index:
             raise self._corrupt(self.last_index + 1, f"the entry is missing; entries up to {self.commit} are committed")
-        self.durable = self._flying_last = self.last_index
+        self.durable = self.flying_last = self.last_index
         self.durable_term = self._flying_term = self.term
         if self._trim_from < self.base_index:
-            self._journal.mark_dirty(self)
+            self._mark_hard()
         if self.last_term > self.term:
             raise self._corrupt(self.last_index, f"its term {self.last_term} is above the node's term {self.term}")
         low = max(self.base_index + 1, self.last_index - CHECKED_ENTRIES + 1)
@@ -774,7 +787,7 @@ class GroupLog:
                 self.last_term = term
             self._tail.append(entry)
             self._tail_bytes += len(command)
-            self._unfiled.append(value)
+            self._headers.append(value[: _HEADER.size])
             self.last_index = index
             if self.unfiled_since is None:
                 self.unfiled_since = row

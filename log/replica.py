@@ -120,10 +120,7 @@ class Replica:
         "_limits",
         "_proposed_bytes",
         "_proposers",
-        "_reads",
         "_rng",
-        "_seen_changes",
-        "_seen_epoch",
         "_timing",
         "_waiters",
         "applied",
@@ -135,8 +132,10 @@ class Replica:
         "machine",
         "node",
         "proposals",
+        "reads",
         "results",
-        "role_changed",
+        "seen_changes",
+        "seen_epoch",
         "stalled",
     )
 
@@ -157,22 +156,21 @@ class Replica:
         self.group = log.group
         self.machine = machine
         self.results: list[Done | Failed] = []
-        self.role_changed = False
         self.stalled: str | None = None  # Why what is committed cannot be applied now.
-        self.is_behind = False  # Whether what is committed waits to be applied with what comes next.
+        self.is_behind = False  # Whether the host lets what is committed wait for what comes next.
         self._apply_at = 0.0  # While stalled: not before.
         self._timing, self._limits, self._rng = timing, limits, rng
         self.proposals: list[bytes] = []
         self._proposers: list[object] = []  # Who waits for each of them.
         self._proposed_bytes = 0
         self._waiters: deque[tuple[int, int, list[object]]] = deque()  # (index, term, who), ascending
-        self._reads: list[tuple[int, object]] = []
+        self.reads: list[tuple[int, object]] = []
         self.change: Change | None = None
         self._match_machine()
         # A group of one has nobody to wait for.
         alone = log.configuration.members == (node,)
         self.engine = self._new_engine(now, connected, lead_at_once=alone)
-        self._seen_changes, self._seen_epoch = self.engine.role_changes, self.epoch
+        self.seen_changes, self.seen_epoch = self.engine.role_changes, self.epoch
         if self.engine.seal_index is not None and self.engine.seal_index <= log.commit:
             self._enter_sealed(
                 self.engine.seal_index
@@ -287,12 +285,13 @@ class Replica:
 
     def _propose(self, proposals: list[bytes], waiting: list[object], no_room: ProposalError | None) -> None:
         engine = self.engine
-        refusal = engine.refusal() or no_room
-        if refusal is not None:
+        index = engine.propose(_COMMANDS + _pack(proposals)) if no_room is None else None
+        if index is not None:
+            self._waiters.append((index, self.log.term, waiting))
+        else:
+            refusal = engine.refusal() or no_room
+            assert refusal is not None
             self.results.append(Failed(waiting, refusal))
-            return
-        index = engine.propose(_COMMANDS + _pack(proposals))
-        self._waiters.append((index, engine.term, waiting))
 
     # -- changing members ----------------------------------------------------------------------------------------------
 
@@ -378,7 +377,7 @@ class Replica:
         if self.change is not None:
             self.results.append(Failed([self.change.waiting], OutcomeUnknown("the group went on with other members")))
             self.change = None
-        self._reads += old.reads_ready  # Confirmed before the seal was committed.
+        self.reads += old.reads_ready  # Confirmed before the seal was committed.
         unread = [ctx for _, _, ctx in old.reads] + old.reads_failed
         if unread:
             self.results.append(Failed(unread, NotLeader(None)))
@@ -410,36 +409,20 @@ class Replica:
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
-    def apply(self, *, due: bool) -> bool:
-        """Hand committed entries to the machine, a slice per turn. True if there is more.
-
-        Nobody waits for a follower to apply, and many entries at once cost it little more than one. So it does when the host
-        says that it is `due`, or much is waiting.
-        """
-        engine = self.engine
-        if engine.role_changes != self._seen_changes or self.log.configuration.epoch != self._seen_epoch:
-            self._notice_role()
-        more = self.is_behind = False
-        if (
-            self.applied < self.log.commit  # Which is where `_applicable` ends at the latest.
-            and self.applied < (high := self._applicable)
-            and (self.stalled is None or engine.now >= self._apply_at)
-        ):
-            if not due and not engine.is_leader and high - self.applied < self._limits.apply_lag_max:
-                self.is_behind = True
-                return False
-            try:
-                # Where there was no room, one entry is tried: a whole slice would be worked out each time, for nothing.
-                upto = self.applied + (self._limits.apply_entries_max if self.stalled is None else 1)
-                self._apply_slice(high if high < upto else upto)
-                self.stalled = None
-                more = self.applied < high
-            except NoSpace as error:
-                self._stall(error)
-            engine = self.engine  # A seal begins a new one.
-        if self._reads or engine.reads_ready or engine.reads_failed:
-            self._answer_reads()
-        return more
+    def apply(self) -> bool:
+        """Hand committed entries to the machine, a slice per turn. True if there is more."""
+        high = self._applicable
+        if self.applied >= high or (self.stalled is not None and self.engine.now < self._apply_at):
+            return False
+        try:
+            # Where there was no room, one entry is tried: a whole slice would be worked out each time, for nothing.
+            upto = self.applied + (self._limits.apply_entries_max if self.stalled is None else 1)
+            self._apply_slice(high if high < upto else upto)
+        except NoSpace as error:
+            self._stall(error)
+            return False
+        self.stalled = None
+        return self.applied < high
 
     @property
     def _applicable(self) -> int:
@@ -450,14 +433,14 @@ class Replica:
     @property
     def is_idle(self) -> bool:
         """Whether a turn would find nothing to do here. The second of two acknowledgements leaves most groups so."""
-        engine, log = self.engine, self.log
+        engine = self.engine
         if engine.promises or engine.out or engine.must_send or engine.must_beat:
             return False
-        if self.applied < log.commit and not self.is_behind and self.applied < self._applicable:
+        if self.applied < self.log.commit and not self.is_behind and self.applied < self._applicable:
             return False
         if engine.reads_ready or engine.reads_failed or self.proposals or self.change is not None:
             return False
-        return engine.role_changes == self._seen_changes and log.configuration.epoch == self._seen_epoch
+        return engine.role_changes == self.seen_changes and engine.epoch == self.seen_epoch
 
     def _apply_slice(self, high: int) -> None:
         batch: list[Committed] = []
@@ -476,7 +459,7 @@ class Replica:
         if sealed is not None:
             self._enter_sealed(sealed)
         if self._waiters:
-            self._answer_waiters()
+            self._answer_waiters(term)
 
     def _stall(self, error: NoSpace) -> None:
         """The log is durable, so nothing is lost by waiting. But nobody else should: another node may answer them."""
@@ -487,15 +470,15 @@ class Replica:
     def let_go(self) -> None:
         """Our disk is full: whoever waits here need not wait for that."""
         self._abandon(lambda *_: True, OutcomeUnknown(f"the disk of {self.node} is full; it may be committed, or not"))
-        if self._reads:
-            self.results.append(Failed([ctx for _, ctx in self._reads], NotLeader(None)))
-            self._reads = []
+        if self.reads:
+            self.results.append(Failed([ctx for _, ctx in self.reads], NotLeader(None)))
+            self.reads = []
 
-    def _answer_waiters(self) -> None:
+    def _answer_waiters(self, applied_term: int) -> None:
         waiters, applied = self._waiters, self.applied
         while waiters and waiters[0][0] <= applied:
             index, term, waiting = waiters.popleft()
-            known = self.log.term_of(index)
+            known = applied_term if index == applied else self.log.term_of(index)
             if known == term:
                 self.results.append(build(Done, (waiting, index)))
             elif known is None:
@@ -503,24 +486,24 @@ class Replica:
             else:
                 self.results.append(Failed(waiting, Superseded("another leader's entry took its place")))
 
-    def _answer_reads(self) -> None:
+    def answer_reads(self) -> None:
         engine = self.engine
         if engine.reads_failed:
             self.results.append(Failed(engine.reads_failed, NotLeader(engine.leader)))
             engine.reads_failed = []
         if engine.reads_ready:
-            self._reads += engine.reads_ready
+            self.reads += engine.reads_ready
             engine.reads_ready = []
-        if self._reads:
-            ready = [read for read in self._reads if read[0] <= self.applied]
-            self._reads = [read for read in self._reads if read[0] > self.applied]
+        if self.reads:
+            ready = [read for read in self.reads if read[0] <= self.applied]
+            self.reads = [read for read in self.reads if read[0] > self.applied]
             self.results += [Done([ctx], index) for index, ctx in ready]
 
     def stop(self) -> None:
         """Whoever still waits is told that the outcome is open."""
         stopped = OutcomeUnknown("this node stopped")
         self._abandon(lambda *_: True, stopped)
-        waiting = self._proposers + [ctx for _, ctx in self._reads]
+        waiting = self._proposers + [ctx for _, ctx in self.reads]
         waiting += [ctx for _, _, ctx in self.engine.reads] + [ctx for _, ctx in self.engine.reads_ready]
         waiting += self.engine.reads_failed
         if self.change is not None:
@@ -528,10 +511,10 @@ class Replica:
         if waiting:
             self.results.append(Failed(waiting, stopped))
 
-    def _notice_role(self) -> None:
-        same_epoch = self.epoch == self._seen_epoch
-        self._seen_changes, self._seen_epoch = self.engine.role_changes, self.epoch
-        self.role_changed = True
+    def notice_role(self) -> None:
+        """Another leader, another term or another epoch: who waits for something of the one before is told."""
+        same_epoch = self.epoch == self.seen_epoch
+        self.seen_changes, self.seen_epoch = self.engine.role_changes, self.epoch
         if same_epoch:
             commit, term = self.engine.commit, self.engine.term if self.engine.is_leader else None
             lost = OutcomeUnknown("the leadership ended before the command was committed")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.log.journal import GroupLog, Journal
-from holdfast.log.messages import Entry
+from holdfast.log.journal import GroupLog, Journal, header_of
+from holdfast.log.messages import Entry, GroupId
 from holdfast.log.store import Op, Store
 
 
@@ -26,3 +26,8 @@ def everything(log: GroupLog) -> list[Entry]:
     while (low := log.base_index + 1 + len(found)) <= log.last_index:
         found += log.entries(low, log.last_index)
     return found
+
+
+def encode_entry(group: GroupId, entry: Entry) -> bytes:
+    """As it is on disk."""
+    return header_of(group, entry) + entry[0]

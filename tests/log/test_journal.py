@@ -29,12 +29,11 @@ from holdfast.log.journal import (
     Journal,
     Rows,
     Tombstone,
-    encode_entry,
     table_of,
 )
 from holdfast.log.messages import COMMANDS, Entry, GroupId, NodeId
 from holdfast.log.store import Cut, Drop, Extend, LmdbStore, Op, Put, Store
-from tests.log.journals import everything, flush, write
+from tests.log.journals import encode_entry, everything, flush, write
 from tests.sim.disk import SimDisk
 
 G = GroupId(7)

@@ -540,7 +540,7 @@ def test_a_leader_elected_behind_a_seal_confirms_no_read() -> None:
     c.deliver("c", "b")
 
     assert c.engine("b").progress[NodeId("c")].sequence == c.engine("b")._sequence, "the round is answered"
-    assert c.replica("b")._reads == [] and read.answers == []
+    assert c.replica("b").reads == [] and read.answers == []
     c.run(3.0, "bcd")
     assert isinstance(read.error, NotLeader)
 

@@ -19,13 +19,12 @@ from holdfast.log.journal import (
     Journal,
     Rows,
     decode_row,
-    encode_entry,
     encode_row,
     table_of,
 )
 from holdfast.log.messages import COMMANDS, Entry, GroupId, NodeId
 from holdfast.log.store import Cut, Drop, Extend, LmdbStore, Op, Put, Store
-from tests.log.journals import everything, flush, write
+from tests.log.journals import encode_entry, everything, flush, write
 from tests.sim.disk import SimDisk
 
 MEMBERS = Configuration(0, (NodeId("n1"), NodeId("n2"), NodeId("n3")))
