@@ -475,7 +475,7 @@ class SyncObj(_parent.SyncObj):
         self.log.set_commit(index)
         self.__raftCommitIndex = index
 
-    def _on_append(self, sender: NodeId, m: Append) -> None:
+    def _on_append(self, sender: NodeId, m: Append) -> bool:
         term, prev, prev_term, _, _ = m
         log = self.log
         if (
@@ -504,6 +504,7 @@ class SyncObj(_parent.SyncObj):
         else:
             # Everything up to our commit index is known to match: one round trip instead of one per entry.
             self.promise(sender, AppendReject(self.term, prev, self.commit + 1))
+        return True  # It is answered, always.
 
     def _take_entries(self, sender: NodeId, m: Append) -> None:
         """The logs agree at `prev`. Skip what we hold already; only a real conflict truncates (Raft §5.3)."""
@@ -798,23 +799,25 @@ class SyncObj(_parent.SyncObj):
             if self.reads:
                 self._serve_reads()
 
-    def _on_append_ack(self, sender: NodeId, m: AppendAck) -> None:
+    def _on_append_ack(self, sender: NodeId, m: AppendAck) -> bool | None:
         term, index = m
         if term == self.__raftCurrentTerm and self.is_leader and sender in self.progress:
             progress = self.progress[sender]
             progress.contact = self.now
         else:
             self._heard(sender, term)  # It is not for us, and may depose us.
-            return
+            return None
         last = self.log.last_index
         if index > last:
             raise EngineFault(f"{sender} acknowledged {index}; our log ends at {last}")
-        if progress.acknowledged(index, self.now) and index > self.__raftCommitIndex:
+        commit = self.__raftCommitIndex
+        if progress.acknowledged(index, self.now) and index > commit:
             if index > self._acknowledged:
                 self._acknowledged = index
             self._maybe_commit()
         if progress.next <= last or self.transferee == sender:
             self.must_send = True
+        return self.must_send or self.__raftCommitIndex > commit
 
     def _on_append_reject(self, sender: NodeId, m: AppendReject) -> None:
         progress = self._heard(sender, m.term)
@@ -887,8 +890,9 @@ class SyncObj(_parent.SyncObj):
     def _majority(self, members: tuple[NodeId, ...]) -> int:
         """The highest index that is durable on more than half of `members`. Our own log counts as far as it is on disk."""
         if not self.learners and members is self.members:
-            durable = [progress.match for progress in self.progress.values()]
-            durable.append(self._own_durable())
+            durable = [self._own_durable()]
+            for progress in self.progress.values():  # A comprehension would be a call.
+                durable.append(progress.match)
             durable.sort()
             return durable[(len(durable) - 1) // 2]
         durable = [self._own_durable()] if self.node in members else []
@@ -961,8 +965,9 @@ class SyncObj(_parent.SyncObj):
     __parseChangeClusterRequest = __doChangeCluster = __changeCluster = __forbidden
     __updateClusterConfiguration = __deleteEntriesTo = __forbidden
 
-    #: How to take each kind of message, of a member of this epoch or, for a learner, from its leader.
-    STEPS: Final[dict[type, Callable[[Any, NodeId, Any], None]]] = {
+    #: How to take each kind of message, of a member of this epoch or, for a learner, from its leader. They may say whether a
+    #: turn has something to do then.
+    STEPS: Final[dict[type, Callable[[Any, NodeId, Any], bool | None]]] = {
         Append: _on_append,
         AppendAck: _on_append_ack,
         AppendReject: _on_append_reject,

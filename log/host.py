@@ -19,7 +19,6 @@ from holdfast.log.journal import Configuration, Journal
 from holdfast.log.messages import (
     App,
     Append,
-    AppendAck,
     Config,
     Envelope,
     GroupId,
@@ -320,16 +319,18 @@ class Host:
                 if full is not None:
                     continue  # Refused before append: the leader sends it again when we answer.
             if peer in engine.members or peer in engine.progress:
-                step(engine, peer, message)
-                if kind is not Append and kind is not AppendAck:
+                stirred = step(engine, peer, message)
+                if stirred:
+                    touched[group] = replica
+                elif stirred is None:
                     if kind is Offer:
                         self._consider(peer, replica, message)  # type: ignore[arg-type]
                     if engine.wake_at < self.wake_at:
                         self.wake_at = engine.wake_at  # An election came to nothing, and is tried again soon.
+                    if not replica.is_idle:
+                        touched[group] = replica
             else:
                 self.dropped += 1
-            if group not in touched and (engine.promises or not replica.is_idle):
-                touched[group] = replica
 
     def _deliver_elsewhere(self, peer: NodeId, group: GroupId, epoch: int, message: Message) -> None:
         """What is not for the engine of a group that we host."""
@@ -442,10 +443,8 @@ class Host:
             engine.now = now
             if replica.proposals or engine.must_send or engine.must_beat or replica.change is not None:
                 replica.flush(full)
-            if engine.out:
-                self._take_out(replica)
-            if engine.promises:
-                self._take_promises(replica)
+        self._take_out(touched)
+        self._take_promises(touched)
         self._send_outbox()  # Appends and heartbeats: they may race our disk (Raft thesis §10.2.1).
         if not self._committing:
             if self.journal.dirty:
@@ -467,11 +466,15 @@ class Host:
         for log in self.journal.persisted():
             group = log.group
             replica = replicas.get(group)
-            if replica is not None and replica.log is log:
-                replica.engine.now = now
-                replica.engine.persisted()
-                if group not in touched and not replica.is_idle:
-                    touched[group] = replica
+            if replica is None or replica.log is not log:
+                continue
+            engine = replica.engine
+            if replica.is_behind and engine.peers and not engine.is_leader:
+                continue  # It follows: what may be applied now is, when it is due.
+            engine.now = now
+            engine.persisted()
+            if group not in touched and not replica.is_idle:
+                touched[group] = replica
         self._held = self._release(self._held)
         self._flying_pins = set()
         self.forgotten += self._flying_forgetting
@@ -489,35 +492,44 @@ class Host:
             self.results += replica.results
             replica.results = []
 
-    def _take_out(self, replica: Replica) -> None:
-        engine, sessions, outbox = replica.engine, self.sessions, self._outbox
-        group, epoch = replica.group, replica.log.configuration.epoch
-        envelope: Envelope | None = None
-        for peer, message in engine.out:
-            if peer in sessions:
-                if envelope is None or envelope[2] is not message:  # Followers that keep up are sent the same.
-                    envelope = build(Envelope, (group, epoch, message))
-                if (waiting := outbox.get(peer)) is None:
-                    outbox[peer] = [envelope]
-                else:
-                    waiting.append(envelope)
-        engine.out = []
+    def _take_out(self, touched: dict[GroupId, Replica]) -> None:
+        sessions, outbox = self.sessions, self._outbox
+        for group, replica in touched.items():
+            engine = replica.engine
+            if not engine.out:
+                continue
+            said: Message | None = None
+            for peer, message in engine.out:
+                if peer in sessions:
+                    if message is not said:  # Followers that keep up are sent the same.
+                        said, envelope = message, build(Envelope, (group, engine.epoch, message))
+                    if (waiting := outbox.get(peer)) is None:
+                        outbox[peer] = [envelope]
+                    else:
+                        waiting.append(envelope)
+            engine.out = []
 
     def _post(self, peer: NodeId, replica: Replica, message: Message) -> None:
         if peer in self.sessions:
             self._outbox.setdefault(peer, []).append(Envelope(replica.group, replica.epoch, message))
 
-    def _take_promises(self, replica: Replica) -> None:
+    def _take_promises(self, touched: dict[GroupId, Replica]) -> None:
         """They join those that wait for the next commit: the one under way may not hold what they speak of."""
-        engine, sessions, promised = replica.engine, self.sessions, self._promised
-        group, epoch = replica.group, replica.log.configuration.epoch
-        for peer, message in engine.promises:
-            session = sessions.get(peer)
-            if session is not None:
-                if not promised or promised[-1][0] != peer or promised[-1][1] != session:
-                    promised.append((peer, session, []))
-                promised[-1][2].append(build(Envelope, (group, epoch, message)))
-        engine.promises = []
+        run: list[Envelope] = []
+        run_peer: NodeId | None = None
+        for group, replica in touched.items():
+            engine = replica.engine
+            if not engine.promises:
+                continue
+            for peer, message in engine.promises:
+                if peer != run_peer:
+                    session = self.sessions.get(peer)
+                    if session is None:
+                        continue
+                    run, run_peer = [], peer
+                    self._promised.append((peer, session, run))
+                run.append(build(Envelope, (group, engine.epoch, message)))
+            engine.promises = []
 
     def _release(self, promises: list[_Promises]) -> list[_Promises]:
         for peer, session, envelopes in promises:

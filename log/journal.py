@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _HEADER: Final = struct.Struct(">QI")  # term, checksum
 _SUBJECT: Final = struct.Struct(">IQQ")  # group, index, term: what the checksum speaks of besides the command
+_HEADER_BYTES: Final = _HEADER.size
 _pack_header, _pack_subject = _HEADER.pack, _SUBJECT.pack
 _KEY: Final = struct.Struct(">Q")
 _CHECKSUM: Final = struct.Struct(">I")
@@ -118,7 +119,7 @@ def header_of(group: GroupId, entry: Entry) -> bytes:
 def decode_entry(group: GroupId, index: int, value: bytes) -> Entry | None:
     """None if it does not match its checksum."""
     term, checksum = _HEADER.unpack_from(value)
-    command = value[_HEADER.size :]
+    command = value[_HEADER_BYTES:]
     return (command, index, term) if checksum == crc32(command, crc32(_pack_subject(group, index, term))) else None
 
 
@@ -162,7 +163,7 @@ class Journal:
         self.next_row = 1
         self.groups: dict[GroupId, GroupLog] = {}
         self.tail_bytes = TAIL_BYTES  # Of each of them, in memory.
-        self._dirty: dict[GroupId, GroupLog] = {}
+        self.dirty_logs: dict[GroupId, GroupLog] = {}
         self._flying: list[GroupLog] = []
         self._ops: list[Op] = []
         self._pins: dict[NodeId, str] = {}
@@ -246,7 +247,7 @@ class Journal:
         log = self.groups.pop(group)
         self._share_memory()
         self._bury(group, Tombstone(log.term, log.vote, log.configuration))
-        self._dirty.pop(group, None)
+        self.dirty_logs.pop(group, None)
         self._unfiled.pop(group, None)
         if log in self._flying:
             self._flying.remove(log)
@@ -298,7 +299,7 @@ class Journal:
         for number in sorted(self._moved_commits):
             key, commits = number.to_bytes(4, "big"), self._commits.get(number)
             if commits:
-                record: bytes = msgpack.packb(commits)
+                record: bytes = _pack(commits)
                 ops.append(Put(COMMITS, key, _CHECKSUM.pack(crc32(record, crc32(key))) + record))
             else:
                 ops.append(Cut(COMMITS, key, key + b"\0"))
@@ -312,12 +313,9 @@ class Journal:
         commits: dict[GroupId, int] = msgpack.unpackb(value[4:], strict_map_key=False)
         return commits
 
-    def mark_dirty(self, log: GroupLog) -> None:
-        self._dirty[log.group] = log
-
     def is_settled(self, log: GroupLog) -> bool:
         """Whether all that a log holds is on disk, its commit index apart."""
-        return log.group not in self._dirty and log not in self._flying
+        return log.group not in self.dirty_logs and log not in self._flying
 
     def _share_memory(self) -> None:
         """The number of groups has changed."""
@@ -325,13 +323,13 @@ class Journal:
 
     @property
     def dirty(self) -> bool:
-        return bool(self._dirty or self._ops)  # A commit index alone is not worth a write.
+        return bool(self.dirty_logs or self._ops)  # A commit index alone is not worth a write.
 
     def take_writes(self) -> list[Op]:
         """Everything since the last call, of all groups: one transaction."""
         assert not self._flying, "one commit at a time: the store has one writer"
         ops, self._ops = self._ops, []
-        dirty, self._dirty = self._dirty, {}
+        dirty, self.dirty_logs = self.dirty_logs, {}
         bounds, number, unfiled = self._bounds, self.next_row, self._unfiled
         room = bounds.row_bytes_max if len(dirty) >= bounds.groups_min else 0
         contents: list[Any] = []
@@ -344,8 +342,12 @@ class Journal:
             elif size:
                 room -= size
                 first = log.flying_last + 1
-                contents += group, first, [size] if first == last else log.lengths(first)
-                parts += log.parts(first)
+                if first == last:  # As a rule.
+                    contents += group, first, [size]
+                    parts += log.headers[-1], log.tail[-1][0]
+                else:
+                    contents += group, first, log.lengths(first)
+                    parts += log.parts(first)
                 unfiled.setdefault(group, number)
             log.flying_last, log.fresh_bytes = last, 0
             if log.must_mark:
@@ -405,13 +407,11 @@ class GroupLog:
     __slots__ = (
         "_flying_filed",
         "_flying_term",
-        "_headers",
         "_journal",
         "_ops",
         "_runs",
         "_store",
         "_tabled",
-        "_tail",
         "_tail_bytes",
         "_tail_first",
         "_trim_from",
@@ -426,12 +426,14 @@ class GroupLog:
         "flying_last",
         "fresh_bytes",
         "group",
+        "headers",
         "last_index",
         "last_term",
         "must_file",
         "must_mark",
         "recent_from",
         "table",
+        "tail",
         "term",
         "unfiled_since",
         "vote",
@@ -467,13 +469,13 @@ class GroupLog:
         self.fresh_bytes = 0  # Of the entries that are in no commit yet.
         self.recent_from = journal.next_row  # What rows before this one say of this group is over.
         self.unfiled_since: int | None = None  # As found on opening: the first row that holds entries not filed.
-        self._headers: list[bytes] = []
+        self.headers: list[bytes] = []
         self._flying_filed = 0
         self._tabled = 0  # Up to here the table can be read.
         self._ops: list[Op] = []  # That cut the table.
         self.must_mark = False
         self._runs: list[tuple[int, int]] = []  # (first index of the run, its term), ascending
-        self._tail: list[Entry] = []  # The newest entries; at least all that are not durable.
+        self.tail: list[Entry] = []  # The newest entries; at least all that are not durable.
         self._tail_first = 1
         self._tail_bytes = 0
         self._trim_from = 0  # Entries (trim_from, base] are still in the store and go in slices.
@@ -504,9 +506,9 @@ class GroupLog:
             self._check_terms(found)
             return found
         if low == high:
-            return [self._tail[low - self._tail_first]]
+            return [self.tail[low - self._tail_first]]
         start, stop = low - self._tail_first, min(high, low + SLICE_ENTRIES - 1) - self._tail_first + 1
-        found = self._tail[start:stop]
+        found = self.tail[start:stop]
         size = 0
         for offset, entry in enumerate(found):
             size += len(entry[0])
@@ -537,7 +539,7 @@ class GroupLog:
     def _decode(self, index: int, key: bytes, value: bytes) -> Entry:
         if key != _KEY.pack(index):
             raise self._corrupt(index, "the entry is missing")
-        if len(value) <= _HEADER.size:
+        if len(value) <= _HEADER_BYTES:
             raise self._corrupt(index, "the entry is cut short")
         entry = decode_entry(self.group, index, value)
         if entry is None:
@@ -557,20 +559,20 @@ class GroupLog:
             self._runs.append((index, term))
             self.last_term = term
         self.last_index = index
-        self._tail.append(entry)
+        self.tail.append(entry)
         self._tail_bytes += len(command)
-        self._headers.append(header_of(self.group, entry))
-        self.fresh_bytes += _HEADER.size + len(command)
-        self._journal.mark_dirty(self)
+        self.headers.append(header_of(self.group, entry))
+        self.fresh_bytes += _HEADER_BYTES + len(command)
+        self._journal.dirty_logs[self.group] = self
 
     def truncate(self, low: int) -> None:
         """Drop the entries from `low` on: they conflict with a leader's. Never committed ones."""
         assert self.commit < low <= self.last_index, f"truncating {low}, committed {self.commit}"
         if low <= self.filed:
             self._ops.append(Cut(self.table, _KEY.pack(low), _KEY.pack(self.filed + 1)))
-            self.filed, self._headers = low - 1, []
+            self.filed, self.headers = low - 1, []
         else:
-            del self._headers[low - self.filed - 1 :]
+            del self.headers[low - self.filed - 1 :]
         if low <= self.flying_last:
             self.must_file = True
         self.last_index = low - 1
@@ -582,13 +584,13 @@ class GroupLog:
             self._runs.pop()
         self._end_runs()
         if low < self._tail_first:
-            self._tail, self._tail_first, self._tail_bytes = [], low, 0
+            self.tail, self._tail_first, self._tail_bytes = [], low, 0
         else:
-            for entry in self._tail[low - self._tail_first :]:
+            for entry in self.tail[low - self._tail_first :]:
                 self._tail_bytes -= len(entry[0])
-            del self._tail[low - self._tail_first :]
+            del self.tail[low - self._tail_first :]
         self.fresh_bytes = sum(self.lengths(self.flying_last + 1))
-        self._journal.mark_dirty(self)
+        self._journal.dirty_logs[self.group] = self
 
     def set_vote(self, term: int, vote: NodeId | None) -> None:
         assert term > self.term or (term == self.term and self.vote in (None, vote)), "one vote per term"
@@ -621,9 +623,9 @@ class GroupLog:
         if self.term_of(index) == term:
             self._rebase(index, term)
         else:
-            self._ops, self._headers, self.fresh_bytes, self.must_file = [Drop(self.table)], [], 0, True
+            self._ops, self.headers, self.fresh_bytes, self.must_file = [Drop(self.table)], [], 0, True
             self.filed = self._flying_filed = self._tabled = index
-            self._runs, self._tail, self._tail_bytes, self._tail_first = [], [], 0, index + 1
+            self._runs, self.tail, self._tail_bytes, self._tail_first = [], [], 0, index + 1
             self.last_index = self.durable = self.flying_last = self._trim_from = index
             self._rebase(index, term)
         self.commit = index
@@ -647,8 +649,8 @@ class GroupLog:
             self.must_file = True
         drop = min(index, self.filed) + 1 - self._tail_first  # The table is without a hole: the others are filed first.
         if drop > 0:
-            self._tail_bytes -= sum(len(entry[0]) for entry in self._tail[:drop])
-            del self._tail[:drop]
+            self._tail_bytes -= sum(len(entry[0]) for entry in self.tail[:drop])
+            del self.tail[:drop]
             self._tail_first += drop
         self._mark_hard()
 
@@ -657,7 +659,7 @@ class GroupLog:
 
     def _mark_hard(self) -> None:
         self.must_mark = True
-        self._journal.mark_dirty(self)
+        self._journal.dirty_logs[self.group] = self
 
     # -- durability ----------------------------------------------------------------------------------------------
 
@@ -667,13 +669,11 @@ class GroupLog:
 
     def lengths(self, first: int) -> list[int]:
         """Of the entries from `first` on, which are not filed, as they are on disk."""
-        return [_HEADER.size + len(entry[0]) for entry in self._tail[first - self._tail_first :]]
+        return [_HEADER_BYTES + len(entry[0]) for entry in self.tail[first - self._tail_first :]]
 
     def parts(self, first: int) -> list[bytes]:
         """Header and command of each of the entries from `first` on, which are not filed."""
-        if first == self.last_index:
-            return [self._headers[-1], self._tail[-1][0]]
-        headers, entries = self._headers[first - self.filed - 1 :], self._tail[first - self._tail_first :]
+        headers, entries = self.headers[first - self.filed - 1 :], self.tail[first - self._tail_first :]
         return [part for header, entry in zip(headers, entries, strict=True) for part in (header, entry[0])]
 
     def file(self, ops: list[Op]) -> int:
@@ -684,14 +684,14 @@ class GroupLog:
             self.must_file = False
             self.recent_from = self._journal.next_row
             self.must_mark = True
-        headers, first = self._headers, self.filed + 1
+        headers, first = self.headers, self.filed + 1
         size = 0
         if headers:
-            entries = self._tail[first - self._tail_first :]
+            entries = self.tail[first - self._tail_first :]
             items = [(_KEY.pack(entry[1]), header + entry[0]) for header, entry in zip(headers, entries, strict=True)]
             ops.append(Extend(self.table, items))
             size = sum([len(value) for _, value in items])
-        self._headers = []
+        self.headers = []
         self.filed = self._flying_filed = self.flying_last = self.last_index
         return size
 
@@ -718,7 +718,7 @@ class GroupLog:
 
     def _shrink_tail(self) -> None:
         """Keep half of the bound in memory, and everything that is not committed, or cannot be read from the table."""
-        tail, size, keep = self._tail, self._tail_bytes, self._journal.tail_bytes // 2
+        tail, size, keep = self.tail, self._tail_bytes, self._journal.tail_bytes // 2
         drop, drop_max = 0, min(self._tabled, self.commit) + 1 - self._tail_first
         while drop < drop_max and size > keep:
             size -= len(tail[drop][0])
@@ -785,9 +785,9 @@ class GroupLog:
             if term != self.last_term or not self._runs:
                 self._runs.append((index, term))
                 self.last_term = term
-            self._tail.append(entry)
+            self.tail.append(entry)
             self._tail_bytes += len(command)
-            self._headers.append(value[: _HEADER.size])
+            self.headers.append(value[:_HEADER_BYTES])
             self.last_index = index
             if self.unfiled_since is None:
                 self.unfiled_since = row
@@ -847,14 +847,14 @@ class GroupLog:
             found = [self._base_entry()] if start == 0 < stop else []
             low = self.base_index + max(start, 1)
             if low >= self._tail_first:  # Almost always: the newest entries, already in memory.
-                return found + self._tail[low - self._tail_first : max(self.base_index + stop - self._tail_first, 0)]
+                return found + self.tail[low - self._tail_first : max(self.base_index + stop - self._tail_first, 0)]
             while low < self.base_index + stop:
                 found += self.entries(low, self.base_index + stop - 1)
                 low = found[-1][1] + 1
             return found
         index = self.base_index + (item if item >= 0 else len(self) + item)
         if index >= self._tail_first:
-            return self._tail[index - self._tail_first]
+            return self.tail[index - self._tail_first]
         if index == self.base_index:
             return self._base_entry()
         return self.entries(index, index)[0]

@@ -163,7 +163,8 @@ class Replica:
         self.proposals: list[bytes] = []
         self._proposers: list[object] = []  # Who waits for each of them.
         self._proposed_bytes = 0
-        self._waiters: deque[tuple[int, int, list[object]]] = deque()  # (index, term, who), ascending
+        #: (index, term, who, commands) of what was proposed here and is not applied, ascending.
+        self._waiters: deque[tuple[int, int, list[object], Sequence[bytes]]] = deque()
         self.reads: list[tuple[int, object]] = []
         self.change: Change | None = None
         self._match_machine()
@@ -287,7 +288,7 @@ class Replica:
         engine = self.engine
         index = engine.propose(_COMMANDS + _pack(proposals)) if no_room is None else None
         if index is not None:
-            self._waiters.append((index, self.log.term, waiting))
+            self._waiters.append((index, self.log.term, waiting, proposals))
         else:
             refusal = engine.refusal() or no_room
             assert refusal is not None
@@ -343,7 +344,7 @@ class Replica:
         )
         if engine.term_committed and learners_ready and 2 * sum(ready) > len(next_members) and may_seal():
             index = engine.seal(next_members, encode_seal(self.epoch + 1, next_members))
-            self._waiters.append((index, engine.term, [waiting]))
+            self._waiters.append((index, engine.term, [waiting], ()))
             self.change = None
 
     def learn_epoch(self, epoch: int, config: Config, now: float, connected: frozenset[NodeId]) -> None:
@@ -445,9 +446,16 @@ class Replica:
     def _apply_slice(self, high: int) -> None:
         batch: list[Committed] = []
         sealed: int | None = None
+        waiters = iter(self._waiters)
+        own = next(waiters, None)
         for command, index, term in self.log.entries(self.applied + 1, high):
             if command[0] == COMMANDS:
-                batch.append(build(Committed, (index, term, _unpack(command[1:]))))
+                while own is not None and own[0] < index:
+                    own = next(waiters, None)
+                # What was proposed here need not be decoded again.
+                is_own = own is not None and own[0] == index and own[1] == term
+                commands = own[3] if is_own else _unpack(command[1:])  # type: ignore[index]
+                batch.append(build(Committed, (index, term, commands)))
                 continue
             batch.append(Committed(index, term, ()))
             if command[0] == SEAL and decode_seal(command)[0] > self.epoch:
@@ -477,7 +485,7 @@ class Replica:
     def _answer_waiters(self, applied_term: int) -> None:
         waiters, applied = self._waiters, self.applied
         while waiters and waiters[0][0] <= applied:
-            index, term, waiting = waiters.popleft()
+            index, term, waiting, _ = waiters.popleft()
             known = applied_term if index == applied else self.log.term_of(index)
             if known == term:
                 self.results.append(build(Done, (waiting, index)))
@@ -524,7 +532,7 @@ class Replica:
                 self.change = None
 
     def _abandon(self, is_lost: Callable[[int, int], bool], error: ProposalError) -> None:
-        lost = [who for index, term, waiting in self._waiters if is_lost(index, term) for who in waiting]
+        lost = [who for index, term, waiting, _ in self._waiters if is_lost(index, term) for who in waiting]
         self._waiters = deque(waiter for waiter in self._waiters if not is_lost(waiter[0], waiter[1]))
         if lost:
             self.results.append(Failed(lost, error))

@@ -815,7 +815,7 @@ def test_memory_does_not_grow_with_the_log() -> None:
         box.flush()
 
     assert log._tail_bytes <= TAIL_BYTES
-    assert len(log._tail) * size <= TAIL_BYTES
+    assert len(log.tail) * size <= TAIL_BYTES
     assert len(log._runs) == 1
     assert [e[1] for e in everything(log)] == list(range(1, 401))
 
