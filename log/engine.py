@@ -859,11 +859,14 @@ class SyncObj(_parent.SyncObj):
         prev_term = log.term_of(prev)
         if prev_term is None:
             return None
-        entries: tuple[Entry, ...] = ()
-        if low <= last:
+        entries: tuple[Entry, ...]
+        if low == last and log.tail:  # As a rule.
+            entries = (log.tail[-1],)
+            size = len(entries[0][0])
+        else:
             high = last if last < low + ENTRIES_MAX else low + ENTRIES_MAX - 1
-            entries = tuple(log.entries(low, high, bytes_max=self.limits.append_bytes_max))
-        size = len(entries[0][0]) if len(entries) == 1 else sum([len(entry[0]) for entry in entries])
+            entries = tuple(log.entries(low, high, bytes_max=self.limits.append_bytes_max)) if low <= last else ()
+            size = sum([len(entry[0]) for entry in entries])
         fields = self.__raftCurrentTerm, prev, prev_term, self.__raftCommitIndex, entries
         return low, prev + len(entries), size, build(Append, fields)
 

@@ -83,6 +83,7 @@ class Rows:
     row_bytes_max: int = 1024 * 1024
     recent_bytes: int = 2 * 1024 * 1024  # Above this, groups are filed; the one that waits longest first.
     retired_max: int = 16  # Rows deleted by one commit, so that none has to make up for many.
+    commits_every: int = 8  # So many rows share what is said of commit indices: a page that all of them would write.
 
 
 class Found(NamedTuple):
@@ -332,6 +333,7 @@ class Journal:
         dirty, self.dirty_logs = self.dirty_logs, {}
         bounds, number, unfiled = self._bounds, self.next_row, self._unfiled
         room = bounds.row_bytes_max if len(dirty) >= bounds.groups_min else 0
+        commits_due = not room or number % bounds.commits_every == 0
         contents: list[Any] = []
         parts: list[bytes] = []
         for group, log in dirty.items():
@@ -353,7 +355,7 @@ class Journal:
             if log.must_mark:
                 log.mark(ops)
             commit = log.commit
-            if commit != log.commit_taken:
+            if commit != log.commit_taken and (commits_due or log.commit_taken < 0):
                 log.commit_taken = commit
                 record = group // COMMITS_GROUPS
                 self._commits.setdefault(record, {})[group] = commit

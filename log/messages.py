@@ -209,17 +209,17 @@ build: Final = tuple.__new__
 
 def encode(envelopes: list[Envelope]) -> bytes:
     """One frame. Entries travel as [term, command, term, command, ...]: their indices follow from `prev_index`."""
-    rows: list[list[Any]] = []
+    rows: list[tuple[Any, ...]] = []
     for group, epoch, message in envelopes:
-        number = _NUMBER[type(message)]
-        if number == _APPEND:
-            term, prev_index, prev_term, commit, entries = message  # type: ignore[misc]
-            flat: list[Any] = []
-            for command, _, entry_term in entries:
-                flat += (entry_term, command)
-            rows.append([number, group, epoch, term, prev_index, prev_term, commit, flat])
+        if type(message) is Append:
+            term, prev_index, prev_term, commit, entries = message
+            if len(entries) == 1:  # As a rule.
+                flat: Sequence[Any] = entries[0][2], entries[0][0]
+            else:
+                flat = [part for command, _, entry_term in entries for part in (entry_term, command)]
+            rows.append((_APPEND, group, epoch, term, prev_index, prev_term, commit, flat))
         else:
-            rows.append([number, group, epoch, *message])
+            rows.append((_NUMBER[type(message)], group, epoch, *message))
     frame: bytes = _pack(rows)
     return frame
 
