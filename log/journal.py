@@ -55,9 +55,9 @@ COMMITS_GROUPS: Final = 64
 RECENT: Final = "recent"  # One row per commit of many groups: what it appended to each of them.
 PINS: Final = "pins"  # Which disk each peer had when we first met it.
 TOMBSTONES: Final = "tombstones"  # What we promised in groups whose log we deleted.
-TAIL_BYTES: Final = 4 * 1024 * 1024  # Of the newest entries of a group are kept in memory,
-TAIL_BYTES_MIN: Final = 128 * 1024  # or less, but not less than this,
-TAILS_BYTES: Final = 16 * 1024 * 1024  # where all groups together would keep more than this.
+#: Of the newest entries of all groups, kept in memory; and at least of each. More would only be colder in the caches.
+TAILS_BYTES: Final = 4 * 1024 * 1024
+TAIL_BYTES_MIN: Final = 64 * 1024
 SLICE_BYTES: Final = 4 * 1024 * 1024
 SLICE_ENTRIES: Final = 4096
 TRIM_ENTRIES: Final = 2048  # Per commit, so that trimming a long log never holds up the loop.
@@ -163,7 +163,7 @@ class Journal:
         self._unfiled: dict[GroupId, int] = {}  # The first row that each group still needs; the oldest first.
         self.next_row = 1
         self.groups: dict[GroupId, GroupLog] = {}
-        self.tail_bytes = TAIL_BYTES  # Of each of them, in memory.
+        self.tail_bytes = TAILS_BYTES  # Of each of them, in memory.
         self.dirty_logs: dict[GroupId, GroupLog] = {}
         self._flying: list[GroupLog] = []
         self._ops: list[Op] = []
@@ -320,7 +320,7 @@ class Journal:
 
     def _share_memory(self) -> None:
         """The number of groups has changed."""
-        self.tail_bytes = max(TAIL_BYTES_MIN, min(TAIL_BYTES, TAILS_BYTES // (len(self.groups) or 1)))
+        self.tail_bytes = max(TAIL_BYTES_MIN, TAILS_BYTES // (len(self.groups) or 1))
 
     @property
     def dirty(self) -> bool:

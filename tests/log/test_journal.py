@@ -20,7 +20,6 @@ from holdfast.log.journal import (
     HARD,
     SLICE_BYTES,
     SLICE_ENTRIES,
-    TAIL_BYTES,
     TAILS_BYTES,
     TOMBSTONES,
     TRIM_ENTRIES,
@@ -814,8 +813,8 @@ def test_memory_does_not_grow_with_the_log() -> None:
         log.set_commit(first + 19)
         box.flush()
 
-    assert log._tail_bytes <= TAIL_BYTES
-    assert len(log.tail) * size <= TAIL_BYTES
+    assert log._tail_bytes <= TAILS_BYTES
+    assert len(log.tail) * size <= TAILS_BYTES
     assert len(log._runs) == 1
     assert [e[1] for e in everything(log)] == list(range(1, 401))
 

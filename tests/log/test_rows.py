@@ -196,7 +196,7 @@ def test_a_group_that_rests_does_not_keep_rows_for_ever(store: Store) -> None:
 def test_what_is_not_filed_stays_in_memory_and_the_rest_is_read_from_the_table(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "TAIL_BYTES", 2_000)
+    monkeypatch.setattr(journal_module, "TAILS_BYTES", 2_000)
     monkeypatch.setattr(journal_module, "TAIL_BYTES_MIN", 1_000)
     box = Box(store, Rows(recent_bytes=8_000))
     for _ in range(100):

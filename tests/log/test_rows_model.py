@@ -70,9 +70,8 @@ class History:
         self.rng = rng = Random(seed)
         bounds: dict[str, list[int]] = {
             "TRIM_ENTRIES": [1, 2, 5, 2048],
-            "TAIL_BYTES": [50, 300, 2000, 1 << 22],
             "TAIL_BYTES_MIN": [20, 50],
-            "TAILS_BYTES": [200, 2000, 1 << 24],
+            "TAILS_BYTES": [50, 200, 2000, 1 << 22],
             "CHECKED_ENTRIES": [1, 3, 1024],
             "SLICE_ENTRIES": [1, 3, 4096],
         }
