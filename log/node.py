@@ -106,10 +106,11 @@ class Group:
         """The index at which the command is committed and applied here. Raises a ProposalError; see `definite`."""
         node = self._node
         future = node.loop.create_future()
-        if node.open_for(future):
+        if node.is_awake or node.open_for(future):
             node.proposals += 1
             node.host.propose(self.id, command, future)
-            node.wake()
+            if not node.is_awake:
+                node.wake()
         return future
 
     def read_index(self) -> asyncio.Future[int]:
@@ -206,7 +207,8 @@ class LogNode:
         self._on_forgotten = on_forgotten
         self._on_fatal = on_fatal
         self._turns = self._commits = 0
-        self._scheduled = self._stopping = False
+        self.is_awake = False  # Whether a turn is due. Not any more when the node has ended.
+        self._stopping = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._encoded: tuple[list[Envelope], bytes] = [], b""
@@ -287,7 +289,7 @@ class LogNode:
         # A node that has ended already has no turns any more, so nobody would be asked.
         while not self._stopping and self.loop.time() < deadline and self._hand_over(terms):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-        self._stopping = True
+        self._stopping, self.is_awake = True, False
         for task in self._fetching.values():
             task.cancel()
         if self._timer is not None:
@@ -396,12 +398,12 @@ class LogNode:
 
     def wake(self) -> None:
         """Have a turn soon: after whatever else this iteration of the loop brings, so that it shares the turn."""
-        if not self._scheduled and not self._stopping:
-            self._scheduled = True
+        if not self.is_awake and not self._stopping:
+            self.is_awake = True
             self.loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        self._scheduled = False
+        self.is_awake = False
         if self._stopping:
             return
         try:
@@ -548,7 +550,7 @@ class LogNode:
 
     def _fatal(self, error: BaseException) -> None:
         if not self._stopping:
-            self._stopping = True
+            self._stopping, self.is_awake = True, False
             self._on_fatal(error)
             self._abandon()  # Reached only if whoever was told keeps the process.
 
