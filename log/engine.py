@@ -800,7 +800,10 @@ class SyncObj(_parent.SyncObj):
                 self._serve_reads()
 
     def _on_append_ack(self, sender: NodeId, m: AppendAck) -> bool | None:
-        term, index = m
+        return self.acknowledge(sender, m.term, m.index)
+
+    def acknowledge(self, sender: NodeId, term: int, index: int) -> bool | None:
+        """A follower holds what we sent it. Whether a turn has something to do then; None: who knows."""
         if term == self.__raftCurrentTerm and self.is_leader and sender in self.progress:
             progress = self.progress[sender]
             progress.contact = self.now

@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 from typing import Final
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAGIC: Final = b"HLDF"
 ID_BYTES_MAX: Final = 64
 NONCE_BYTES: Final = 32

@@ -10,7 +10,7 @@ and a commit takes along all that was written before them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from holdfast.log.engine import FAR, Engine, Limits, Timing
@@ -19,6 +19,8 @@ from holdfast.log.journal import Configuration, Journal
 from holdfast.log.messages import (
     App,
     Append,
+    AppendAck,
+    AppendAcks,
     Config,
     Envelope,
     GroupId,
@@ -34,15 +36,24 @@ if TYPE_CHECKING:
     from random import Random
 
 EARLY_MESSAGES_MAX = 10_000  # Of a session that has not begun; a disk that is full may keep it from that for long.
-APP_GROUP = GroupId(0)  # Messages of the rooms above belong to no group.
+APP_GROUP = GroupId(0)  # Messages of the rooms above, and those about several groups, belong to none.
 
 #: What was promised, one after the other, to one peer in one session.
 _Promises: TypeAlias = tuple[NodeId, int, list[Envelope]]
 
 
-def _without(group: GroupId, promises: list[_Promises]) -> list[_Promises]:
-    kept = [(peer, session, [one for one in some if one.group != group]) for peer, session, some in promises]
-    return [run for run in kept if run[2]]
+def _without(group: GroupId, envelopes: list[Envelope]) -> list[Envelope]:
+    kept = []
+    for envelope in envelopes:
+        message = envelope.message
+        if type(message) is AppendAcks:
+            left = [field for at in range(0, len(message.flat), 4) if message.flat[at] != group
+                    for field in message.flat[at : at + 4]]  # fmt: skip
+            if left:
+                kept.append(Envelope(APP_GROUP, 0, AppendAcks(left)))
+        elif envelope.group != group:
+            kept.append(envelope)
+    return kept
 
 
 class Host:
@@ -142,10 +153,10 @@ class Host:
         self._touched.pop(group, None)
         self._behind.pop(group, None)
         # What we were about to acknowledge, we no longer hold.
-        self._promised = _without(group, self._promised)
-        self._held = _without(group, self._held)
+        self._promised = [(peer, session, _without(group, some)) for peer, session, some in self._promised]
+        self._held = [(peer, session, _without(group, some)) for peer, session, some in self._held]
         for peer, envelopes in self._outbox.items():
-            self._outbox[peer] = [envelope for envelope in envelopes if envelope.group != group]
+            self._outbox[peer] = _without(group, envelopes)
         self.journal.forget(group)
         self._forgetting.append(group)
         return True
@@ -338,8 +349,23 @@ class Host:
             self.received.append((peer, message.payload))
         elif type(message) is Config:
             self._on_config(peer, group, epoch, message)
+        elif type(message) is AppendAcks:
+            self._take_acks(peer, message.flat)
         else:  # Whoever leads the group will tell us about it.
             self._recall(peer, group, epoch, is_beat=type(message) is Heartbeat)
+
+    def _take_acks(self, peer: NodeId, flat: Sequence[int]) -> None:
+        replicas, touched, now = self.replicas, self._touched, self._now
+        numbers = iter(flat)
+        for group, epoch, term, index in zip(numbers, numbers, numbers, numbers, strict=True):
+            replica = replicas.get(group)  # type: ignore[call-overload]
+            if replica is not None and epoch == (engine := replica.engine).epoch and peer in engine.progress:
+                engine.now = now
+                if engine.acknowledge(peer, term, index) is not False:
+                    touched[group] = replica  # type: ignore[index]
+            else:
+                envelope = Envelope(GroupId(group), epoch, AppendAck(term, index))
+                self.deliver(peer, self.sessions[peer], [envelope], now)
 
     def _consider(self, peer: NodeId, replica: Replica, offer: Offer) -> None:
         if replica.engine.may_install(offer.index, offer.index_term):
@@ -517,6 +543,7 @@ class Host:
         """They join those that wait for the next commit: the one under way may not hold what they speak of."""
         run: list[Envelope] = []
         run_peer: NodeId | None = None
+        acks: list[int] | None = None  # The last of the run, if it is of several groups.
         for group, replica in touched.items():
             engine = replica.engine
             if not engine.promises:
@@ -526,8 +553,19 @@ class Host:
                     session = self.sessions.get(peer)
                     if session is None:
                         continue
-                    run, run_peer = [], peer
+                    run, run_peer, acks = [], peer, None
                     self._promised.append((peer, session, run))
+                if type(message) is not AppendAck:
+                    acks = None
+                elif acks is not None:
+                    acks += group, engine.epoch, *message
+                    continue
+                elif run and type(run[-1].message) is AppendAck:
+                    # Of many groups, as a rule, follow one another: one message says it all.
+                    first_group, first_epoch, first = run.pop()
+                    acks = [first_group, first_epoch, *first, group, engine.epoch, *message]
+                    run.append(Envelope(APP_GROUP, 0, AppendAcks(acks)))
+                    continue
                 run.append(build(Envelope, (group, engine.epoch, message)))
             engine.promises = []
 

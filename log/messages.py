@@ -141,6 +141,15 @@ class App(NamedTuple):
     payload: bytes
 
 
+class AppendAcks(NamedTuple):
+    """Follower to leader: what `AppendAck` says, of several groups: group, epoch, term and index of each, in turn.
+
+    It belongs to no group itself.
+    """
+
+    flat: Sequence[int]
+
+
 class Farewell(NamedTuple):
     """Why this session ends now, from the side that ends it. It belongs to no group and is the last thing said."""
 
@@ -162,6 +171,7 @@ Message: TypeAlias = (
     | Config
     | App
     | Farewell
+    | AppendAcks
 )
 
 
@@ -188,6 +198,7 @@ KINDS: Final[tuple[type[Any], ...]] = (
     Config,
     App,
     Farewell,
+    AppendAcks,
 )
 _NUMBER: Final = {kind: number for number, kind in enumerate(KINDS)}
 #: How many fields follow (kind, group, epoch), and which of them are booleans or bytes. The rest are bounded integers.
@@ -199,6 +210,7 @@ _OFFER: Final = _NUMBER[Offer]
 _CONFIG: Final = _NUMBER[Config]
 _APP: Final = _NUMBER[App]
 _FAREWELL: Final = _NUMBER[Farewell]
+_APPEND_ACKS: Final = _NUMBER[AppendAcks]
 _BYTES_MAX: Final = {_OFFER: DETAIL_BYTES_MAX, _APP: APP_BYTES_MAX, _FAREWELL: REASON_BYTES_MAX}
 
 _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
@@ -285,6 +297,16 @@ def _message(number: int, fields: list[Any]) -> Message:
         term, prev_index, prev_term, commit, flat = fields
         _integers((term, prev_index, prev_term, commit), "append")
         return Append(term, prev_index, prev_term, commit, _entries(flat, term, prev_index, prev_term))
+    if number == _APPEND_ACKS:
+        (flat,) = fields
+        if type(flat) is not list or not 4 <= len(flat) <= 4 * MESSAGES_MAX or len(flat) % 4:
+            raise Malformed("acknowledgements are not a bounded list of four fields each")
+        # All at once, by functions in C. What is wrong is named by `_integers`.
+        if set(map(type, flat)) != {int} or min(flat) < 0 or max(flat) > INT_MAX:
+            _integers(flat, "acknowledgements")
+        if max(flat[::4]) > GROUP_MAX:
+            raise Malformed("acknowledgements: a group is out of range")
+        return AppendAcks(flat)
     if number == _CONFIG:
         _integers(fields[1:], "config")
         return Config(_members(fields[0]), fields[1], fields[2])

@@ -15,6 +15,7 @@ from holdfast.log.messages import (
     App,
     Append,
     AppendAck,
+    AppendAcks,
     Config,
     Envelope,
     GroupId,
@@ -396,12 +397,14 @@ def test_of_what_is_held_for_the_disk_only_the_promises_of_a_forgotten_group_go(
         frame.append(Envelope(group, replica.epoch, append))
     c.host("c").deliver(A, c.host("c").sessions[A], frame, c.now)
     c.turn("c")
-    assert c.members[C].committing and AppendAck not in kinds(c, "c", "a")
+    assert c.members[C].committing and AppendAcks not in kinds(c, "c", "a")
 
     assert c.host("c").forget(GroupId(1))
     c.fsync("c")
 
-    assert kinds(c, "c", "a").count(AppendAck) == 1
+    log = c.log("c", 2)
+    assert AppendAcks([2, c.replica("c", 2).epoch, log.term, log.last_index]) in c.waiting("c", "a")
+    assert [m for m in c.waiting("c", "a") if isinstance(m, AppendAcks)][1:] == []
 
 
 def test_a_member_cannot_forget_its_group() -> None:
@@ -630,6 +633,47 @@ def test_whoever_is_elected_applies_what_it_waited_with() -> None:
 
     (leader,) = c.leaders()
     assert c.applied(leader) == [b"%d" % number for number in range(5)]
+
+
+# What is said of many groups at once
+
+
+def test_acknowledgements_of_many_groups_are_one_message() -> None:
+    c = Cluster(groups=(1, 2, 3))
+    for group in (1, 2, 3):
+        c.elect("a", group=group)
+    c.run(0.2)
+    waiters = [c.propose("a", b"x", group=group) for group in (1, 2, 3)]
+    c.turn("a")
+    c.deliver("a", "b")
+    c.fsync("b")
+
+    (acks,) = c.waiting("b", "a")
+    assert isinstance(acks, AppendAcks)
+    assert list(acks.flat[::4]) == [1, 2, 3]
+    c.deliver("b", "a")
+    c.fsync("a")
+    assert all(waiter.index is not None for waiter in waiters)
+
+
+def test_acknowledgements_of_groups_that_are_gone_or_moved_on_are_dropped_and_the_others_count() -> None:
+    c = Cluster("abcd", members="abc", groups=(1, 2, 3))
+    for group in (1, 2, 3):
+        c.elect("a", group=group)
+    c.change("a", "abd", group=2)
+    c.run(2.5)
+    c.propose("a", b"x", group=1)
+    c.turn("a")
+    commit = c.engine("a", 1).commit
+    last, term = c.log("a", 1).last_index, c.engine("a", 1).term
+    session = c.host("a").sessions[B]
+    flat = [9, 0, 1, 1, 2, 0, 99, 99, 3, 0, 0, 0, 1, c.replica("a", 1).epoch, term, last]
+
+    c.fsync("a")
+    c.host("a").deliver(B, session, [Envelope(GroupId(0), 0, AppendAcks(flat))], c.now)
+
+    assert c.engine("a", 1).commit == last > commit
+    assert c.engine("a", 2).is_leader and c.engine("a", 3).is_leader
 
 
 # What the rooms above send

@@ -25,6 +25,7 @@ from holdfast.log.messages import (
     App,
     Append,
     AppendAck,
+    AppendAcks,
     AppendReject,
     Config,
     Entry,
@@ -78,6 +79,9 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(Offer, number, number, number, st.binary(max_size=50)),
     st.builds(Config, names.map(tuple), number, number),
     st.builds(App, st.binary(max_size=50)),
+    st.lists(st.tuples(st.integers(0, GROUP_MAX), number, number, number), min_size=1, max_size=5).map(
+        lambda acks: AppendAcks([field for ack in acks for field in ack])
+    ),
 )
 envelopes = st.builds(Envelope, st.integers(0, GROUP_MAX), number, messages)
 
@@ -107,6 +111,7 @@ EXAMPLES: list[Message] = [
     Config((NodeId("a"), NodeId("b")), 9, 2),
     App(b"for the rooms above"),
     Farewell(b"you have forgotten what you promised"),
+    AppendAcks([1, 0, 3, 7, 2, 5, 4, 9]),
 ]
 
 
@@ -350,3 +355,21 @@ def test_an_acknowledgement_is_checked_field_by_field(place: int, wrong: Any) ->
 
     with pytest.raises(Malformed):
         decode(frame_of(row))
+
+
+@pytest.mark.parametrize("place", range(8))
+@pytest.mark.parametrize("wrong", [True, 1.0, -1, 2**63, "1", None])
+def test_acknowledgements_of_several_groups_are_checked_field_by_field(place: int, wrong: Any) -> None:
+    flat: list[Any] = [1, 1, 1, 1, 2, 1, 1, 1]
+    assert decode(frame_of([14, 0, 0, flat])) == [Envelope(GroupId(0), 0, AppendAcks(flat))]
+
+    flat[place] = wrong
+
+    with pytest.raises(Malformed):
+        decode(frame_of([14, 0, 0, flat]))
+
+
+@pytest.mark.parametrize("wrong", [[], [1, 1, 1], [1, 1, 1, 1, 1], [2**32, 1, 1, 1], 7, None, b"1111", [[1, 1, 1, 1]]])
+def test_acknowledgements_are_four_fields_each(wrong: Any) -> None:
+    with pytest.raises(Malformed):
+        decode(frame_of([14, 0, 0, wrong]))

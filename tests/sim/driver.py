@@ -37,6 +37,7 @@ FAILPOINTS: Final = (
     "send.after",
     "send.Append",
     "send.AppendAck",
+    "send.AppendAcks",
     "send.AppendReject",
     "send.Heartbeat",
     "send.HeartbeatAck",

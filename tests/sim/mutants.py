@@ -82,11 +82,13 @@ def ack_unverified() -> list[Patch]:
 def ack_of_any_term() -> list[Patch]:
     """Acknowledgements of an older leadership count in this one."""
 
-    def on_append_ack(self: Any, sender: Any, m: AppendAck) -> None:
-        original(self, sender, m if m.term > self.term else AppendAck(self.term, min(m.index, self.log.last_index)))
+    def acknowledge(self: Any, sender: Any, term: int, index: int) -> bool | None:
+        if term < self.term:
+            term, index = self.term, min(index, self.log.last_index)
+        return original(self, sender, term, index)  # type: ignore[no-any-return]
 
-    original = _original(Engine, "_on_append_ack")
-    return [(Engine, "_on_append_ack", on_append_ack)]
+    original = _original(Engine, "acknowledge")
+    return [(Engine, "acknowledge", acknowledge)]
 
 
 def deposed_leader_followed() -> list[Patch]:
@@ -588,7 +590,7 @@ WHERE: Final = {
     "nobody-asks": "last-witness",
     "forget-without-tombstone": "leavers",
     "forget-what-may-count": "hermits",
-    "learners-counted-for-ever": "leavers",
+    "learners-counted-for-ever": "hermits",
     "hollow-and-deaf": "hollow",
     "fill-from-any-epoch": "hollow",
 }

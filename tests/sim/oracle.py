@@ -21,6 +21,7 @@ from holdfast.log.messages import (
     SEAL,
     Append,
     AppendAck,
+    AppendAcks,
     Envelope,
     GroupId,
     Heartbeat,
@@ -257,6 +258,11 @@ class Oracle:
         for group, epoch, message in envelopes:
             kind = type(message)
             kinds.add(kind.__name__)
+            if isinstance(message, AppendAcks):
+                for at in range(0, len(message.flat), 4):
+                    number, _, spoken, acknowledged = message.flat[at : at + 4]
+                    self._acknowledged(node, GroupId(number), acknowledged, spoken)
+                continue
             ledger = self.ledgers[group]
             match message:
                 case Vote(term, granted):
