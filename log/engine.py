@@ -475,22 +475,41 @@ class SyncObj(_parent.SyncObj):
         self.log.set_commit(index)
         self.__raftCommitIndex = index
 
-    def _on_append(self, sender: NodeId, m: Append) -> bool:
-        term, prev, prev_term, _, _ = m
+    def follow(self, sender: NodeId, term: int, prev: int, prev_term: int, commit: int, entry: Entry) -> bool:
+        """An append of one entry that follows what our leader sent before: so it is as a rule, and takes few steps.
+
+        False: nothing is done, and `_on_append` sorts it out.
+        """
         log = self.log
         if (
-            prev == log.last_index
-            and prev_term == log.last_term
-            and term == self.__raftCurrentTerm
-            and sender == self.__raftLeader
-            and self.__raftState == FOLLOWER
+            prev != log.last_index
+            or prev_term != log.last_term
+            or term != self.__raftCurrentTerm
+            or sender != self.__raftLeader
+            or self.__raftState != FOLLOWER
         ):
-            # As a rule: it follows what our leader sent before. The others are sorted out below.
-            self._leader_contact = self.now
-            self._patience = self._hurries = 0
-            self._prevotes = None
-            self._take_entries(sender, m)
-        elif not self._follow(sender, term, 0):
+            return False
+        self._leader_contact = self.now
+        self._patience = self._hurries = 0
+        self._prevotes = None
+        log.append(entry)
+        if entry[0][0] == SEAL:
+            self._find_seal()
+        index = prev + 1
+        if commit > index:
+            commit = index
+        if commit > self.__raftCommitIndex:
+            log.set_commit(commit)
+            self.__raftCommitIndex = commit
+        self.promise(sender, build(AppendAck, (term, index)))
+        return True
+
+    def _on_append(self, sender: NodeId, m: Append) -> bool:
+        term, prev, prev_term, commit, entries = m
+        log = self.log
+        if len(entries) == 1 and self.follow(sender, term, prev, prev_term, commit, entries[0]):
+            return True
+        if not self._follow(sender, term, 0):
             self.promise(sender, AppendReject(self.term, prev, log.last_index + 1))
         elif log.term_of(prev) == prev_term:  # It has none outside our log.
             self._take_entries(sender, m)

@@ -11,16 +11,20 @@ and a commit takes along all that was written before them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from holdfast.log.engine import FAR, Engine, Limits, Timing
 from holdfast.log.errors import NoRoomHere, NotHosted, ProposalError
 from holdfast.log.journal import Configuration, Journal
 from holdfast.log.messages import (
+    ACKS_WIDTH,
+    APPENDS_WIDTH,
     App,
     Append,
     AppendAck,
     AppendAcks,
+    Appends,
     Config,
     Envelope,
     GroupId,
@@ -35,9 +39,11 @@ from holdfast.log.replica import Done, Failed, Machine, Replica, SnapshotWanted,
 if TYPE_CHECKING:
     from random import Random
 
+APPENDS_BYTES_MAX = 1024 * 1024  # Of commands of several groups in one message, give or take one.
 EARLY_MESSAGES_MAX = 10_000  # Of a session that has not begun; a disk that is full may keep it from that for long.
 APP_GROUP = GroupId(0)  # Messages of the rooms above, and those about several groups, belong to none.
 
+_first = itemgetter(0)
 #: What was promised, one after the other, to one peer in one session.
 _Promises: TypeAlias = tuple[NodeId, int, list[Envelope]]
 
@@ -47,8 +53,8 @@ def _without(group: GroupId, envelopes: list[Envelope]) -> list[Envelope]:
     for envelope in envelopes:
         message = envelope.message
         if type(message) is AppendAcks:
-            left = [field for at in range(0, len(message.flat), 4) if message.flat[at] != group
-                    for field in message.flat[at : at + 4]]  # fmt: skip
+            left = [field for at in range(0, len(message.flat), ACKS_WIDTH) if message.flat[at] != group
+                    for field in message.flat[at : at + ACKS_WIDTH]]  # fmt: skip
             if left:
                 kept.append(Envelope(APP_GROUP, 0, AppendAcks(left)))
         elif envelope.group != group:
@@ -349,20 +355,40 @@ class Host:
             self.received.append((peer, message.payload))
         elif type(message) is Config:
             self._on_config(peer, group, epoch, message)
+        elif type(message) is Appends:
+            self._take_appends(peer, message.flat)
         elif type(message) is AppendAcks:
             self._take_acks(peer, message.flat)
         else:  # Whoever leads the group will tell us about it.
             self._recall(peer, group, epoch, is_beat=type(message) is Heartbeat)
 
+    def _take_appends(self, peer: NodeId, flat: Sequence[Any]) -> None:
+        if self.no_room() is not None:
+            return  # As a single one: refused before append.
+        replicas, touched, now = self.replicas, self._touched, self._now
+        fields = iter(flat)
+        for group, epoch, term, prev, prev_term, commit, entry_term, command in zip(
+            *[fields] * APPENDS_WIDTH, strict=True
+        ):
+            replica = replicas.get(group)
+            entry = command, prev + 1, entry_term
+            if replica is not None and epoch == (engine := replica.engine).epoch:
+                engine.now = now
+                if engine.follow(peer, term, prev, prev_term, commit, entry):
+                    touched[group] = replica
+                    continue
+            envelope = Envelope(group, epoch, Append(term, prev, prev_term, commit, (entry,)))
+            self.deliver(peer, self.sessions[peer], [envelope], now)
+
     def _take_acks(self, peer: NodeId, flat: Sequence[int]) -> None:
         replicas, touched, now = self.replicas, self._touched, self._now
         numbers = iter(flat)
-        for group, epoch, term, index in zip(numbers, numbers, numbers, numbers, strict=True):
-            replica = replicas.get(group)  # type: ignore[call-overload]
+        for group, epoch, term, index in zip(*[numbers] * ACKS_WIDTH, strict=True):
+            replica = replicas.get(group)
             if replica is not None and epoch == (engine := replica.engine).epoch and peer in engine.progress:
                 engine.now = now
                 if engine.acknowledge(peer, term, index) is not False:
-                    touched[group] = replica  # type: ignore[index]
+                    touched[group] = replica
             else:
                 envelope = Envelope(GroupId(group), epoch, AppendAck(term, index))
                 self.deliver(peer, self.sessions[peer], [envelope], now)
@@ -519,21 +545,47 @@ class Host:
             replica.results = []
 
     def _take_out(self, touched: dict[GroupId, Replica]) -> None:
+        """Followers that keep up are sent the same, and as a rule one entry of each group: then one message says it all."""
         sessions, outbox = self.sessions, self._outbox
+        #: What was said last to `listeners`, if it was an append of one entry; as a list, once it is of several groups.
+        last: tuple[Any, ...] | list[Any] = ()
+        listeners: tuple[NodeId, ...] | None = None
+        size = 0
         for group, replica in touched.items():
             engine = replica.engine
-            if not engine.out:
+            out = engine.out
+            if not out:
                 continue
-            said: Message | None = None
-            for peer, message in engine.out:
-                if peer in sessions:
-                    if message is not said:  # Followers that keep up are sent the same.
-                        said, envelope = message, build(Envelope, (group, engine.epoch, message))
-                    if (waiting := outbox.get(peer)) is None:
-                        outbox[peer] = [envelope]
-                    else:
-                        waiting.append(envelope)
             engine.out = []
+            said = out[0][1]
+            is_shared = type(said) is Append and len(said[4]) == 1
+            for _, message in out:
+                if message is not said:
+                    is_shared = False
+            if is_shared:
+                term, prev_index, prev_term, commit, ((command, _, entry_term),) = said  # type: ignore[misc]
+                fields = group, engine.epoch, term, prev_index, prev_term, commit, entry_term, command
+                peers = tuple(map(_first, out))
+                if peers == listeners and size < APPENDS_BYTES_MAX:
+                    size += len(command)
+                    if type(last) is list:
+                        last += fields
+                        continue
+                    last = [*last, *fields]
+                    envelope = Envelope(APP_GROUP, 0, Appends(last))
+                    for peer in peers:
+                        if peer in sessions:
+                            outbox[peer][-1] = envelope
+                    continue
+                last, listeners, size = fields, peers, len(command)
+            else:
+                listeners = None
+            envelope = build(Envelope, (group, engine.epoch, said))
+            for peer, message in out:
+                if peer in sessions:
+                    if message is not said:
+                        said, envelope = message, build(Envelope, (group, engine.epoch, message))
+                    outbox.setdefault(peer, []).append(envelope)
 
     def _post(self, peer: NodeId, replica: Replica, message: Message) -> None:
         if peer in self.sessions:

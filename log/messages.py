@@ -9,7 +9,7 @@ message, or a number that is not one. Nothing here does I/O.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import is_
+from operator import is_, itemgetter, le
 from typing import Any, Final, NamedTuple, NewType, TypeAlias
 
 import msgpack
@@ -141,6 +141,13 @@ class App(NamedTuple):
     payload: bytes
 
 
+class Appends(NamedTuple):
+    """Leader to follower: what `Append` says, of several groups and with one entry each: group, epoch, term, prev_index,
+    prev_term, commit, the entry's term and its command, of each in turn. It belongs to no group itself."""
+
+    flat: Sequence[Any]
+
+
 class AppendAcks(NamedTuple):
     """Follower to leader: what `AppendAck` says, of several groups: group, epoch, term and index of each, in turn.
 
@@ -172,6 +179,7 @@ Message: TypeAlias = (
     | App
     | Farewell
     | AppendAcks
+    | Appends
 )
 
 
@@ -199,6 +207,7 @@ KINDS: Final[tuple[type[Any], ...]] = (
     App,
     Farewell,
     AppendAcks,
+    Appends,
 )
 _NUMBER: Final = {kind: number for number, kind in enumerate(KINDS)}
 #: How many fields follow (kind, group, epoch), and which of them are booleans or bytes. The rest are bounded integers.
@@ -211,8 +220,12 @@ _CONFIG: Final = _NUMBER[Config]
 _APP: Final = _NUMBER[App]
 _FAREWELL: Final = _NUMBER[Farewell]
 _APPEND_ACKS: Final = _NUMBER[AppendAcks]
+_APPENDS: Final = _NUMBER[Appends]
+APPENDS_WIDTH: Final = 8
+ACKS_WIDTH: Final = 4
 _BYTES_MAX: Final = {_OFFER: DETAIL_BYTES_MAX, _APP: APP_BYTES_MAX, _FAREWELL: REASON_BYTES_MAX}
 
+_first = itemgetter(0)
 _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 #: What the constructor of a NamedTuple does, without the Python function around it that costs as much again. For the few
 #: that are made for each group in each round; the fields are as many as the class names.
@@ -292,21 +305,55 @@ def _members(value: Any) -> tuple[NodeId, ...]:
     return tuple(value)
 
 
+def _table(flat: Any, width: int, what: str) -> None:
+    if type(flat) is not list or not width <= len(flat) <= width * MESSAGES_MAX or len(flat) % width:
+        raise Malformed(f"{what}: not a bounded list of {width} fields each")
+
+
+def _all_integers(values: list[Any], what: str) -> None:
+    """As `_integers`, for many: by functions in C."""
+    if set(map(type, values)) != {int} or min(values) < 0 or max(values) > INT_MAX:
+        _integers(values, what)
+
+
+def _acks(flat: Any) -> AppendAcks:
+    _table(flat, ACKS_WIDTH, "acknowledgements")
+    _all_integers(flat, "acknowledgements")
+    if max(flat[::ACKS_WIDTH]) > GROUP_MAX:
+        raise Malformed("acknowledgements: a group is out of range")
+    return AppendAcks(flat)
+
+
+def _appends(flat: Any) -> Appends:
+    _table(flat, APPENDS_WIDTH, "appends")
+    commands = flat[7::APPENDS_WIDTH]
+    numbers = flat.copy()
+    del numbers[7::APPENDS_WIDTH]
+    _all_integers(numbers, "appends")
+    if max(flat[::APPENDS_WIDTH]) > GROUP_MAX or max(flat[3::APPENDS_WIDTH]) == INT_MAX:
+        raise Malformed("appends: a group or an index is out of range")
+    entry_terms = flat[6::APPENDS_WIDTH]
+    if not (all(map(le, flat[4::APPENDS_WIDTH], entry_terms)) and all(map(le, entry_terms, flat[2::APPENDS_WIDTH]))):
+        raise Malformed("appends: the term of an entry is not between its predecessor's and the leader's")
+    if (
+        set(map(type, commands)) != {bytes}
+        or not 1 <= min(map(len, commands)) <= max(map(len, commands)) <= ENTRY_BYTES_MAX
+    ):
+        raise Malformed("appends: an entry is not a command of a known size")
+    if not set(map(_first, commands)) <= ENTRY_KINDS:
+        raise Malformed("appends: an entry is not a command of a known kind")
+    return Appends(flat)
+
+
 def _message(number: int, fields: list[Any]) -> Message:
     if number == _APPEND:
         term, prev_index, prev_term, commit, flat = fields
         _integers((term, prev_index, prev_term, commit), "append")
         return Append(term, prev_index, prev_term, commit, _entries(flat, term, prev_index, prev_term))
     if number == _APPEND_ACKS:
-        (flat,) = fields
-        if type(flat) is not list or not 4 <= len(flat) <= 4 * MESSAGES_MAX or len(flat) % 4:
-            raise Malformed("acknowledgements are not a bounded list of four fields each")
-        # All at once, by functions in C. What is wrong is named by `_integers`.
-        if set(map(type, flat)) != {int} or min(flat) < 0 or max(flat) > INT_MAX:
-            _integers(flat, "acknowledgements")
-        if max(flat[::4]) > GROUP_MAX:
-            raise Malformed("acknowledgements: a group is out of range")
-        return AppendAcks(flat)
+        return _acks(fields[0])
+    if number == _APPENDS:
+        return _appends(fields[0])
     if number == _CONFIG:
         _integers(fields[1:], "config")
         return Config(_members(fields[0]), fields[1], fields[2])

@@ -27,6 +27,7 @@ from holdfast.log.messages import (
     AppendAck,
     AppendAcks,
     AppendReject,
+    Appends,
     Config,
     Entry,
     Envelope,
@@ -82,6 +83,11 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.lists(st.tuples(st.integers(0, GROUP_MAX), number, number, number), min_size=1, max_size=5).map(
         lambda acks: AppendAcks([field for ack in acks for field in ack])
     ),
+    st.lists(appends().filter(lambda append: len(append.entries) == 1), min_size=1, max_size=3).map(
+        lambda several: Appends(
+            [field for append in several for field in (7, 1, *append[:4], append.entries[0][2], append.entries[0][0])]
+        )
+    ),
 )
 envelopes = st.builds(Envelope, st.integers(0, GROUP_MAX), number, messages)
 
@@ -112,6 +118,7 @@ EXAMPLES: list[Message] = [
     App(b"for the rooms above"),
     Farewell(b"you have forgotten what you promised"),
     AppendAcks([1, 0, 3, 7, 2, 5, 4, 9]),
+    Appends([1, 0, 3, 7, 2, 5, 3, b"\x00one", 2, 5, 4, 9, 4, 9, 4, b"\x01"]),
 ]
 
 
@@ -373,3 +380,32 @@ def test_acknowledgements_of_several_groups_are_checked_field_by_field(place: in
 def test_acknowledgements_are_four_fields_each(wrong: Any) -> None:
     with pytest.raises(Malformed):
         decode(frame_of([14, 0, 0, wrong]))
+
+
+@pytest.mark.parametrize("place", range(8))
+@pytest.mark.parametrize("wrong", [True, 1.0, -1, 2**63, "1", None, b"", b"\x09"])
+def test_appends_of_several_groups_are_checked_field_by_field(place: int, wrong: Any) -> None:
+    flat: list[Any] = [1, 1, 1, 1, 1, 1, 1, b"\x00", 2, 1, 1, 1, 1, 1, 1, b"\x00"]
+    assert decode(frame_of([15, 0, 0, flat])) == [Envelope(GroupId(0), 0, Appends(flat))]
+
+    flat[8 + place] = wrong
+
+    with pytest.raises(Malformed):
+        decode(frame_of([15, 0, 0, flat]))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [],
+        7,
+        [1, 1, 1, 1, 1, 1, 1],
+        [2**32, 1, 1, 1, 1, 1, 1, b"\x00"],
+        [1, 1, 1, 2**63 - 1, 1, 1, 1, b"\x00"],
+        [1, 1, 3, 1, 2, 1, 1, b"\x00"],
+        [1, 1, 3, 1, 2, 1, 4, b"\x00"],
+    ],
+)
+def test_an_append_among_several_obeys_the_rules_of_one(wrong: Any) -> None:
+    with pytest.raises(Malformed):
+        decode(frame_of([15, 0, 0, wrong]))

@@ -38,6 +38,7 @@ FAILPOINTS: Final = (
     "send.Append",
     "send.AppendAck",
     "send.AppendAcks",
+    "send.Appends",
     "send.AppendReject",
     "send.Heartbeat",
     "send.HeartbeatAck",
@@ -99,6 +100,7 @@ PROFILES: Final = {
         Profile("three", nodes=3, weights={"change": 2}),
         Profile("five", nodes=5, members=5, weights={"change": 2}),
         Profile("two-groups", groups=2, events=500),
+        Profile("four-groups", nodes=3, groups=4, events=400, together=0.8, weights={"change": 2, "write": 600}),
         Profile("lossy", loss=0.02, delay_max=0.05),
         Profile("hostile", members=5, loss=0.02, duplicate=0.05, reorder=True, delay_max=0.3, weights={"change": 2}),
         Profile("slow-disk", fsync_max=0.2, stall=0.05, fail=0.01),
@@ -213,13 +215,18 @@ class Driver:
         return Operation(self.number, group, kind, command=b"<%d:%d>" % (self.world.seed, self.number))
 
     def do_write(self) -> None:
-        group = self.group()
-        node = self.some_node(group)
-        if node is not None:
-            for _ in range(self.rng.choice((1, 1, 2, 6))):
+        groups = [self.group()]
+        node = self.some_node(groups[0])
+        if node is None:
+            return
+        times = self.rng.choice((1, 1, 2, 6))
+        if self.world.profile.together and self.rng.random() < self.world.profile.together:
+            groups, times = list(self.world.founders), 1  # An entry in each, in one turn, where the node leads them.
+        for group in groups:
+            for _ in range(times):
                 operation = self.operation(group, "write")
                 operation.command += b"x" * self.rng.choice((0, 10, 40))
-                self.world.submit(node, operation)
+                self.world.submit(node, operation, lazy=len(groups) > 1)
 
     def do_read(self) -> None:
         group = self.group()

@@ -55,6 +55,27 @@ def truncate_always() -> list[Patch]:
     return [(Engine, "_take_entries", take_entries), (GroupLog, "truncate", truncate)]
 
 
+def follow_unverified() -> list[Patch]:
+    """An append whose number follows is taken, whatever stands before it in the leader's log."""
+
+    def follow(self: Any, sender: Any, term: int, prev: int, prev_term: int, *rest: Any) -> bool:
+        known = self.log.last_term if prev == self.log.last_index else prev_term
+        return original(self, sender, term, prev, known, *rest)  # type: ignore[no-any-return]
+
+    original = _original(Engine, "follow")
+    return [(Engine, "follow", follow)]
+
+
+def follow_anybody() -> list[Patch]:
+    """An append that follows is taken from a leader of an older term, as if it were of ours."""
+
+    def follow(self: Any, sender: Any, term: int, *rest: Any) -> bool:
+        return original(self, self.leader, self.term, *rest)  # type: ignore[no-any-return]
+
+    original = _original(Engine, "follow")
+    return [(Engine, "follow", follow)]
+
+
 def commit_unverified() -> list[Patch]:
     """The leader's commit index is believed before the logs were compared."""
 
@@ -497,6 +518,8 @@ MUTANTS: Final[dict[str, Callable[[], list[Patch]]]] = {
     mutant.__name__.replace("_", "-"): mutant
     for mutant in (
         truncate_always,
+        follow_unverified,
+        follow_anybody,
         commit_unverified,
         ack_unverified,
         ack_of_any_term,
@@ -548,6 +571,8 @@ MUTANTS: Final[dict[str, Callable[[], list[Patch]]]] = {
 #: The kind of world in which each is found soonest.
 WHERE: Final = {
     "truncate-always": "three",
+    "follow-unverified": "usurpers",
+    "follow-anybody": "four-groups",
     "commit-unverified": "plain",
     "ack-unverified": "hostile",
     "ack-of-any-term": "late-acks",

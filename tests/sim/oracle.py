@@ -18,10 +18,13 @@ from holdfast.log.engine import decode_seal
 from holdfast.log.errors import ProposalError
 from holdfast.log.journal import COMMITS, HARD, PINS, RECENT, TOMBSTONES, GroupLog, decode_row, table_of
 from holdfast.log.messages import (
+    ACKS_WIDTH,
+    APPENDS_WIDTH,
     SEAL,
     Append,
     AppendAck,
     AppendAcks,
+    Appends,
     Envelope,
     GroupId,
     Heartbeat,
@@ -259,9 +262,14 @@ class Oracle:
             kind = type(message)
             kinds.add(kind.__name__)
             if isinstance(message, AppendAcks):
-                for at in range(0, len(message.flat), 4):
-                    number, _, spoken, acknowledged = message.flat[at : at + 4]
+                for at in range(0, len(message.flat), ACKS_WIDTH):
+                    number, _, spoken, acknowledged = message.flat[at : at + ACKS_WIDTH]
                     self._acknowledged(node, GroupId(number), acknowledged, spoken)
+                continue
+            if isinstance(message, Appends):
+                for at in range(0, len(message.flat), APPENDS_WIDTH):
+                    number, their_epoch, spoken = message.flat[at : at + 3]
+                    self._leads(node, self.ledgers[GroupId(number)], their_epoch, spoken)
                 continue
             ledger = self.ledgers[group]
             match message:

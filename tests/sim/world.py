@@ -44,6 +44,7 @@ class Profile:
     stall: float = 0.01  # Chance that an fsync takes seconds,
     fail: float = 0.001  # and that it fails.
     lazy: float = 0.1  # Chance that a turn waits for what else arrives.
+    together: float = 0.0  # Chance that a write goes to all groups at once.
     late: float = 0.02  # Chance that a copy of a frame turns up when its session is long gone.
     skew: float = 0.1
     limits: Limits = field(default_factory=lambda: Limits(append_bytes_max=120, window_messages=4, entry_bytes_max=120))
@@ -474,7 +475,7 @@ class World:
         ]
         return [self.nodes[name] for _, _, name in sorted(found)]
 
-    def submit(self, node: SimNode, operation: Operation) -> None:
+    def submit(self, node: SimNode, operation: Operation, *, lazy: bool = False) -> None:
         self.oracle.invoked(operation, node)
 
         def ask() -> None:
@@ -487,7 +488,7 @@ class World:
                 case _:
                     node.host.change_members(operation.group, operation.members, 3.0, operation)
 
-        self.after(0.0, node, ask)
+        self.after(0.0, node, ask, lazy=lazy)
 
     def _take_results(self, node: SimNode, host: Host) -> None:
         results, host.results = host.results, []
