@@ -375,12 +375,12 @@ class SyncObj(_parent.SyncObj):
         if self.is_leader and progress is not None and progress.flow is not SNAPSHOT:
             progress.restart(progress.match + 1 if progress.match else progress.next)
             self.must_send = True
-        elif self.leader is None and self.is_member:
-            # This peer may be what a majority lacked.
+        elif self.is_member and not self.is_leader and self.leader not in self.connected:
+            # We know of none, or of one that we cannot hear. This peer may be what a majority lacked.
             self.ask_soon()
 
     def ask_soon(self) -> None:
-        """Nobody leads that we know of. If there is a leader after all, we hear it before we ask, or the others refuse."""
+        """Nobody leads that we hear. If there is a leader after all, we hear it before we ask, or the others refuse."""
         self._hurries = HURRIES_MAX
         self._hurry()
 

@@ -915,6 +915,22 @@ def test_a_broken_connection_to_the_leader_starts_an_election_at_once() -> None:
     assert elected > 12
 
 
+def test_two_who_lost_their_leader_before_they_found_each_other_elect_when_they_do() -> None:
+    """As after a second failure that follows a first too soon."""
+    c = Cluster()
+    c.elect("a")
+    c.run(0.2)
+    c.unlink("b", "c")
+    c.crash("a")
+    c.run(0.15, "bc", step=0.005)
+    assert c.leaders() == []
+
+    c.link("b", "c")
+    c.run(0.2, "bc", step=0.005)
+
+    assert len(c.leaders()) == 1, "well before any timeout"
+
+
 def test_who_waits_for_a_majority_does_not_wait_for_a_timeout_when_it_comes() -> None:
     """Nodes that start together, and the last survivor of a group whose members come back."""
     c = Cluster()
