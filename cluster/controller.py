@@ -18,6 +18,7 @@ from typing import Any, Final
 from holdfast.cluster.handover import Handover
 from holdfast.cluster.partition import Partition
 from holdfast.cluster.rpc import Refused, Rpc, Unanswered
+from holdfast.cluster.tasks import Tasks
 from holdfast.log.errors import ProposalError
 from holdfast.log.node import Group
 from holdfast.statemachine.members import REMOVED, AssignPartition, Membership, next_change
@@ -57,7 +58,7 @@ class Controller:
         self._propose = propose
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._served: set[asyncio.Task[list[str]]] = set()
+        self._served = Tasks()
         self._changing: dict[int, tuple[str, ...]] = {}
         self._recording = False
         #: What is being done, or why nothing can be, for operators.
@@ -126,12 +127,12 @@ class Controller:
         """Goes on if whoever asked for it dies meanwhile: half a change would keep its successor from making one."""
         number, members = argument
         task = asyncio.ensure_future(self._change_here(number, tuple(members)))
-        self._served.add(task)
+        self._served.keep(task)
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
 
-    def _ended(self, task: asyncio.Task[list[str]]) -> None:
-        self._served.discard(task)
+    @staticmethod
+    def _ended(task: asyncio.Task[list[str]]) -> None:
         if not task.cancelled():
             task.exception()  # Told to whoever asked, if it is still there.
 

@@ -23,6 +23,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from holdfast.cluster.config import Endpoint
+from holdfast.cluster.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class Door:
         self._server = server
         self._protocol = protocol or server
         self._sockets: list[socket.socket] = []
-        self._entering: set[asyncio.Task[Any]] = set()
+        self._entering = Tasks()
         self._ushering: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self.port = 0  # Also when the door is closed already.
@@ -93,8 +94,7 @@ class Door:
         connected.setblocking(False)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         entering = self._loop.create_task(self._connect(connected))
-        self._entering.add(entering)
-        entering.add_done_callback(self._entering.discard)
+        self._entering.keep(entering)
 
     async def _connect(self, connected: socket.socket) -> None:
         try:

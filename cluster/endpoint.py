@@ -20,6 +20,7 @@ import aiohttp
 from holdfast.cluster.attempts import Attempt, Deferred, Owner, PendingAck, Ticket, encode
 from holdfast.cluster.objects import StoreDown, ValueLost
 from holdfast.cluster.requests import Requests, retry_after_s
+from holdfast.cluster.tasks import Tasks
 from holdfast.sdk.protocol import (
     BATCH_BYTES_MAX,
     TO_NODE,
@@ -378,7 +379,7 @@ class Stream:
         self._behind: dict[tuple[bytes, int], list[Frame | PendingAck | Deferred]] = {}
         self._to_fetch: deque[Deferred] = deque()
         self._fetched_bytes = 0
-        self._fetching: set[asyncio.Task[None]] = set()
+        self._fetching = Tasks()
         self._credit = 0
         self._owed = WINDOW_FRAMES  # Frames that we can take and have not told yet.
         self._over = False  # The rest is saying goodbye, which nobody needs to cancel.
@@ -454,8 +455,7 @@ class Stream:
             frame.held = frame.size
             self._fetched_bytes += frame.held
             task = asyncio.get_running_loop().create_task(self._fetch(frame))
-            self._fetching.add(task)
-            task.add_done_callback(self._fetching.discard)
+            self._fetching.keep(task)
 
     async def _fetch(self, frame: Deferred) -> None:
         try:

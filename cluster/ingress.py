@@ -156,8 +156,8 @@ class Ingress:
         self._load = load  # a large value of the partition of an id
         self._now_ms = now_ms
         self._unhealthy = unhealthy
-        self._waiting: set[asyncio.Future[list[Any]]] = set()
-        self._tasks: set[asyncio.Task[Any]] = set()  # One for each request in progress.
+        self._waiting: dict[asyncio.Future[list[Any]], None] = {}  # As a set, in the order in which they came.
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # One for each request in progress, likewise.
         self._stopping = False
         self.active = 0
         self.active_bytes = 0
@@ -192,7 +192,7 @@ class Ingress:
         held = [0]
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
+        self._tasks[task] = None
         try:
             if self._stopping:
                 raise Stopping("this node is shutting down")
@@ -203,7 +203,7 @@ class Ingress:
         except (Exception, asyncio.CancelledError) as error:
             return self._failed(error, method, target)
         finally:
-            self._tasks.discard(task)
+            self._tasks.pop(task, None)
             self.active -= 1
             self._let_go(held)
             self.took.observe(perf_counter() - began)
@@ -280,7 +280,7 @@ class Ingress:
 
     async def _call(self, id_: InvocationId, work: list[Invoke], name: str, target: Target, held: list[int]) -> Answer:
         with self._replies.wait(id_) as reply:  # Registered first: no outcome slips through in between.
-            self._waiting.add(reply)
+            self._waiting[reply] = None
             try:
                 result = await self._router.submit(id_, work.pop())
                 self._let_go(held)
@@ -290,7 +290,7 @@ class Ingress:
                     check(result)
                     outcome = await reply
             finally:
-                self._waiting.discard(reply)
+                self._waiting.pop(reply, None)
         return await self._outcome_answer(id_, outcome, name, target.output_type)
 
     async def _send(self, id_: InvocationId, work: list[Invoke], name: str) -> Answer:
@@ -433,11 +433,11 @@ class Ingress:
                 if outcome is None and not wait:
                     raise NotReady(f"{name} has not completed", "ask again later, or wait for it at .../attach")
                 if outcome is None:
-                    self._waiting.add(reply)
+                    self._waiting[reply] = None
                     try:
                         outcome = await reply
                     finally:
-                        self._waiting.discard(reply)
+                        self._waiting.pop(reply, None)
             return await self._outcome_answer(id_, outcome, name, self._output_type(found))
         except (Exception, asyncio.CancelledError) as error:
             return self._failed(error, "GET", name, name)

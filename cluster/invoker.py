@@ -26,6 +26,7 @@ from holdfast.cluster.frames import LAST, Translator
 from holdfast.cluster.objects import Objects, StoreDown, ValueLost
 from holdfast.cluster.partition import Partition
 from holdfast.cluster.registry import Registry, Target
+from holdfast.cluster.tasks import Tasks
 from holdfast.log.errors import Overloaded, ProposalError
 from holdfast.sdk.protocol import (
     INT_MAX,
@@ -101,7 +102,7 @@ class Invoker:
         self.stager = stager or Stager()
         self.objects: Objects  # Large values in the shared store; the node sets it.
         self.staging_bytes = 0  # Of values that handlers gave us and that no log has yet.
-        self._staging: set[asyncio.Task[None]] = set()
+        self._staging = Tasks()
         self.partitions: Collection[Partition] = ()  # That may be led here; the node fills it.
         #: Returns when every deployment is known here that was registered before the call; the node sets it.
         self.fresh: Callable[[], Awaitable[None]] = _at_once
@@ -111,7 +112,7 @@ class Invoker:
         self._loop = asyncio.get_running_loop()
         self._session: aiohttp.ClientSession | None = None
         self._deployments: set[str] = set()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = Tasks()
         self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
 
     @property
@@ -256,8 +257,7 @@ class Invoker:
         if self.endpoints.get(endpoint.deployment) is endpoint:
             del self.endpoints[endpoint.deployment]
             closing = self._loop.create_task(endpoint.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._closing.keep(closing)
 
     def build(self, ticket: Ticket, carrier: Carrier, deployment: str) -> tuple[Attempt, list[Frame | Deferred]] | None:
         """The attempt and its first frames; None if it is not wanted any more, or belongs elsewhere."""
@@ -363,8 +363,7 @@ class Invoker:
         attempt.backlog.append((wanted, last))
         if len(attempt.backlog) == 1:
             task = self._loop.create_task(self._work_off(attempt))
-            self._staging.add(task)
-            task.add_done_callback(self._staging.discard)
+            self._staging.keep(task)
 
     async def _work_off(self, attempt: Attempt) -> None:
         """One after the other, as they were said. What an attempt has said that is over is void."""

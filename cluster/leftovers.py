@@ -14,6 +14,7 @@ from typing import Final
 
 from holdfast.cluster.partition import Partition
 from holdfast.cluster.snapshots import Snapshots
+from holdfast.cluster.tasks import Tasks
 from holdfast.log.messages import GroupId
 from holdfast.log.node import LogNode
 from holdfast.statemachine.members import Membership
@@ -52,7 +53,7 @@ class Leftovers:
         #: Partitions that must not come back yet, because something of their last stay is still here.
         self.going: set[int] = set()
         self._since: dict[int, float] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def start(self) -> None:
         self._run(self._look_again_and_again())
@@ -65,8 +66,7 @@ class Leftovers:
 
     def _run(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.keep(task)
 
     def found(self, number: int) -> None:
         """Files of a partition that the log forgot in an earlier life of this node."""

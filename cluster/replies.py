@@ -79,14 +79,14 @@ class Replies:
         for invocation in self._watched_by.pop(peer, ()):
             self._unwatch(invocation, peer)
 
-    def forget(self, concerns: Callable[[bytes], bool]) -> set[str]:
+    def forget(self, concerns: Callable[[bytes], bool]) -> list[str]:
         """We no longer lead these: who wants to hear of them asks whoever does. Returns who does want to."""
-        forgotten: set[str] = set()
+        forgotten: dict[str, None] = {}  # In an order that hashes do not decide.
         for invocation in [known for known in self._watchers if concerns(known)]:
             for peer in self._watchers.pop(invocation):
                 self._watched_by[peer].discard(invocation)
-                forgotten.add(peer)
-        return forgotten
+                forgotten[peer] = None
+        return list(forgotten)
 
     def _unwatch(self, invocation: bytes, peer: str) -> None:
         peers = self._watchers.get(invocation)

@@ -31,6 +31,7 @@ from holdfast.cluster.config import Config
 from holdfast.cluster.partition import Partition
 from holdfast.cluster.rpc import Refused, Rpc
 from holdfast.cluster.state import read_applied
+from holdfast.cluster.tasks import Tasks
 from holdfast.log.engine import Snapshot
 from holdfast.snapshots.catalog import Catalog
 from holdfast.snapshots.cut import cut_blocking, remove_drafts
@@ -155,7 +156,7 @@ class Snapshots:
         self._store: Store | None = None
         self._hasty_store: Store | None = None
         self._store_lock = Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         rpc.serve("snapshot", self._serve)
         rpc.serve("snapshot-create", self._serve_create)
 
@@ -248,8 +249,7 @@ class Snapshots:
     def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that ends with this node's snapshots."""
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.keep(task)
         return task
 
     async def stop(self) -> None:

@@ -1,0 +1,32 @@
+"""Tasks under way, in the order in which they began.
+
+A loop holds its tasks weakly, so whoever starts one keeps it until it is done. A set would do, but it is walked in the order
+of addresses in memory: those who cancel what is left when a node stops would do it in another order each time, and a
+simulated run would depend on what ran before it in the same process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+
+class Tasks:
+    def __init__(self) -> None:
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+
+    def keep(self, task: asyncio.Task[Any]) -> None:
+        """Until it is done."""
+        self._tasks[task] = None
+        task.add_done_callback(self.drop)
+
+    def drop(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+
+    def __iter__(self) -> Iterator[asyncio.Task[Any]]:
+        """Over those of now: more may begin and end meanwhile."""
+        return iter(list(self._tasks))
+
+    def __len__(self) -> int:
+        return len(self._tasks)
