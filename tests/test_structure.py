@@ -208,9 +208,9 @@ def io_in_the_log(module: Module) -> list[str]:
 def unsafe(module: Module) -> list[str]:
     """Nothing is unpickled or evaluated.
 
-    holdfast.log.engine may name `pysyncobj.pickle`, to put a refusal in its place; it may not call into it.
+    holdfast.log.audit may name `pysyncobj.pickle`, to put a refusal in its place; it may not call into it.
     """
-    may_name = module.name == "holdfast.log.engine"
+    may_name = module.name == "holdfast.log.audit"
     bound_to_unsafe = set()
     found = []
     for item in imports(module):
@@ -506,10 +506,10 @@ def test_the_engine_may_disable_the_pickle_of_pysyncobj_but_not_call_it() -> Non
     disable = "import pysyncobj.pickle\nimport pysyncobj.pickle as engine_pickle\n"
     disable += "engine_pickle.loads = refuse\npysyncobj.pickle.dumps = refuse\npysyncobj.SyncObj()\n"
 
-    assert unsafe(parse(disable, "holdfast.log.engine")) == []
-    assert len(unsafe(parse(disable + "engine_pickle.loads(b'')", "holdfast.log.engine"))) == 1
-    assert len(unsafe(parse(disable + "pysyncobj.pickle.loads(b'')", "holdfast.log.engine"))) == 1
-    assert len(unsafe(parse("import pickle", "holdfast.log.engine"))) == 1
+    assert unsafe(parse(disable, "holdfast.log.audit")) == []
+    assert len(unsafe(parse(disable + "engine_pickle.loads(b'')", "holdfast.log.audit"))) == 1
+    assert len(unsafe(parse(disable + "pysyncobj.pickle.loads(b'')", "holdfast.log.audit"))) == 1
+    assert len(unsafe(parse("import pickle", "holdfast.log.audit"))) == 1
     assert len(unsafe(parse(disable, "holdfast.log.journal"))) > 0
 
 

@@ -16,16 +16,14 @@ import pytest
 from pysyncobj import syncobj as stock
 
 from holdfast.log import engine as engine_module
+from holdfast.log.audit import AUDITED, check_parent, source_hashes
 from holdfast.log.engine import (
-    AUDITED,
     FOLLOWER,
     Engine,
     Limits,
     Timing,
-    check_parent,
     decode_seal,
     encode_seal,
-    source_hashes,
 )
 from holdfast.log.errors import EngineFault, EngineNotAudited, NotLeader, OutcomeUnknown, Superseded
 from holdfast.log.messages import (
