@@ -829,7 +829,8 @@ class SyncObj(_parent.SyncObj):
             self._maybe_commit()
         if progress.next <= last or self.transferee == sender:
             self.must_send = True
-        return self.must_send or self.__raftCommitIndex > commit
+        # Whoever waits to make a learner a member looks how far it is.
+        return self.must_send or self.__raftCommitIndex > commit or bool(self.learners)
 
     def _on_append_reject(self, sender: NodeId, m: AppendReject) -> None:
         progress = self._heard(sender, m.term)

@@ -39,7 +39,8 @@ from holdfast.log.replica import Done, Failed, Machine, Replica, SnapshotWanted,
 if TYPE_CHECKING:
     from random import Random
 
-APPENDS_BYTES_MAX = 1024 * 1024  # Of commands of several groups in one message, give or take one.
+BATCH_GROUPS_MAX = 4096  # In one message about several groups,
+BATCH_BYTES_MAX = 1024 * 1024  # and of their commands, give or take one.
 EARLY_MESSAGES_MAX = 10_000  # Of a session that has not begun; a disk that is full may keep it from that for long.
 APP_GROUP = GroupId(0)  # Messages of the rooms above, and those about several groups, belong to none.
 
@@ -49,6 +50,7 @@ _Promises: TypeAlias = tuple[NodeId, int, list[Envelope]]
 
 
 def _without(group: GroupId, envelopes: list[Envelope]) -> list[Envelope]:
+    """What is said of other groups. (Of a group that we leave we have no `Appends`: we do not lead it.)"""
     kept = []
     for envelope in envelopes:
         message = envelope.message
@@ -60,6 +62,11 @@ def _without(group: GroupId, envelopes: list[Envelope]) -> list[Envelope]:
         elif envelope.group != group:
             kept.append(envelope)
     return kept
+
+
+def _promises_without(group: GroupId, promises: list[_Promises]) -> list[_Promises]:
+    kept = [(peer, session, _without(group, some)) for peer, session, some in promises]
+    return [run for run in kept if run[2]]
 
 
 class Host:
@@ -159,8 +166,8 @@ class Host:
         self._touched.pop(group, None)
         self._behind.pop(group, None)
         # What we were about to acknowledge, we no longer hold.
-        self._promised = [(peer, session, _without(group, some)) for peer, session, some in self._promised]
-        self._held = [(peer, session, _without(group, some)) for peer, session, some in self._held]
+        self._promised = _promises_without(group, self._promised)
+        self._held = _promises_without(group, self._held)
         for peer, envelopes in self._outbox.items():
             self._outbox[peer] = _without(group, envelopes)
         self.journal.forget(group)
@@ -387,7 +394,10 @@ class Host:
             replica = replicas.get(group)
             if replica is not None and epoch == (engine := replica.engine).epoch and peer in engine.progress:
                 engine.now = now
-                if engine.acknowledge(peer, term, index) is not False:
+                stirred = engine.acknowledge(peer, term, index)
+                if stirred is None and engine.wake_at < self.wake_at:
+                    self.wake_at = engine.wake_at  # It deposed us.
+                if stirred is not False:
                     touched[group] = replica
             else:
                 envelope = Envelope(GroupId(group), epoch, AppendAck(term, index))
@@ -566,7 +576,7 @@ class Host:
                 term, prev_index, prev_term, commit, ((command, _, entry_term),) = said  # type: ignore[misc]
                 fields = group, engine.epoch, term, prev_index, prev_term, commit, entry_term, command
                 peers = tuple(map(_first, out))
-                if peers == listeners and size < APPENDS_BYTES_MAX:
+                if peers == listeners and size < BATCH_BYTES_MAX and len(last) < APPENDS_WIDTH * BATCH_GROUPS_MAX:
                     size += len(command)
                     if type(last) is list:
                         last += fields
@@ -609,7 +619,7 @@ class Host:
                     self._promised.append((peer, session, run))
                 if type(message) is not AppendAck:
                     acks = None
-                elif acks is not None:
+                elif acks is not None and len(acks) < ACKS_WIDTH * BATCH_GROUPS_MAX:
                     acks += group, engine.epoch, *message
                     continue
                 elif run and type(run[-1].message) is AppendAck:
@@ -645,6 +655,8 @@ class Host:
         behind, due, lag_max = self._behind, self._now >= self._apply_at, self.limits.apply_lag_max
         if due:
             self._apply_at = self._now + self.timing.apply
+            for replica in behind.values():
+                replica.engine.now = self._now
             touched |= behind
             behind.clear()
         for group, replica in touched.items():

@@ -83,7 +83,9 @@ class Rows:
     row_bytes_max: int = 1024 * 1024
     recent_bytes: int = 2 * 1024 * 1024  # Above this, groups are filed; the one that waits longest first.
     retired_max: int = 16  # Rows deleted by one commit, so that none has to make up for many.
-    commits_every: int = 8  # So many rows share what is said of commit indices: a page that all of them would write.
+    commits_every: int = (
+        8  # So many commits of many groups share a record of commit indices: a page that all would write.
+    )
 
 
 class Found(NamedTuple):
@@ -171,6 +173,7 @@ class Journal:
         self.tombstones: dict[GroupId, Tombstone] = {}
         self._commits: dict[int, dict[GroupId, int]] = {}  # By record: group -> commit index, as stored or about to be.
         self._moved_commits: set[int] = set()  # The records that differ from the stored ones.
+        self._commits_skipped = 0  # So many commits did not look for commit indices that have moved.
         for key, value in self._rows(PINS):
             self._pins[NodeId(key.decode())] = self._decode_pin(key, value)
         for key, value in self._rows(TOMBSTONES):
@@ -333,7 +336,7 @@ class Journal:
         dirty, self.dirty_logs = self.dirty_logs, {}
         bounds, number, unfiled = self._bounds, self.next_row, self._unfiled
         room = bounds.row_bytes_max if len(dirty) >= bounds.groups_min else 0
-        commits_due = not room or number % bounds.commits_every == 0
+        new: dict[GroupId, GroupLog] = {}
         contents: list[Any] = []
         parts: list[bytes] = []
         for group, log in dirty.items():
@@ -354,21 +357,31 @@ class Journal:
             log.flying_last, log.fresh_bytes = last, 0
             if log.must_mark:
                 log.mark(ops)
-            commit = log.commit
-            if commit != log.commit_taken and (commits_due or log.commit_taken < 0):
-                log.commit_taken = commit
-                record = group // COMMITS_GROUPS
-                self._commits.setdefault(record, {})[group] = commit
-                self._moved_commits.add(record)
+            if log.commit_taken < 0:
+                new[group] = log
         if parts:
             key = _KEY.pack(number)
             self._add_row(key, encode_row(key, contents, parts), ops, dirty)
         if self._recent:
             self._retire_rows(ops)
         self._flying = list(dirty.values())
+        if room and self._commits_skipped + 1 < bounds.commits_every:
+            self._commits_skipped += 1
+            self._note_commits(new)
+        else:
+            self._note_commits(self.groups if self._commits_skipped else dirty)
+            self._commits_skipped = 0
         if self._moved_commits:
             self._write_commits(ops)
         return ops
+
+    def _note_commits(self, logs: dict[GroupId, GroupLog]) -> None:
+        for group, log in logs.items():
+            if log.commit != log.commit_taken:
+                log.commit_taken = log.commit
+                record = group // COMMITS_GROUPS
+                self._commits.setdefault(record, {})[group] = log.commit
+                self._moved_commits.add(record)
 
     def _add_row(self, key: bytes, value: bytes, ops: list[Op], dirty: dict[GroupId, GroupLog]) -> None:
         ops.append(Extend(RECENT, ((key, value),)))
@@ -477,7 +490,7 @@ class GroupLog:
         self._ops: list[Op] = []  # That cut the table.
         self.must_mark = False
         self._runs: list[tuple[int, int]] = []  # (first index of the run, its term), ascending
-        self.tail: list[Entry] = []  # The newest entries; at least all that are not durable.
+        self.tail: list[Entry] = []  # The newest entries; at least all that are not filed.
         self._tail_first = 1
         self._tail_bytes = 0
         self._trim_from = 0  # Entries (trim_from, base] are still in the store and go in slices.
@@ -601,7 +614,7 @@ class GroupLog:
             self._mark_hard()
 
     def set_commit(self, index: int) -> None:
-        """Kept with the next write only: it saves a restarted node work, and safety does not rest on it."""
+        """Kept with one of the next writes only: it saves a restarted node work, and safety does not rest on it."""
         assert self.commit <= index <= self.last_index, f"commit {self.commit} -> {index}, last {self.last_index}"
         self.commit = index
 

@@ -226,6 +226,7 @@ ACKS_WIDTH: Final = 4
 _BYTES_MAX: Final = {_OFFER: DETAIL_BYTES_MAX, _APP: APP_BYTES_MAX, _FAREWELL: REASON_BYTES_MAX}
 
 _first = itemgetter(0)
+_PLAIN: Final = frozenset({int, bool, float, str, bytes, type(None)})
 _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 #: What the constructor of a NamedTuple does, without the Python function around it that costs as much again. For the few
 #: that are made for each group in each round; the fields are as many as the class names.
@@ -258,10 +259,15 @@ def alike(some: list[Envelope], others: list[Envelope]) -> bool:
     return some == others and all(type(one[2]) is type(other[2]) for one, other in zip(some, others, strict=True))
 
 
+def _shown(value: Any) -> str:
+    """For an error. Of what has parts only the kind: lists in lists in lists could not even be printed."""
+    return f"{value!r:.40}" if type(value) in _PLAIN else f"a {type(value).__name__}"
+
+
 def _integers(values: Sequence[Any], what: str) -> None:
     for value in values:
         if type(value) is not int or not 0 <= value <= INT_MAX:
-            raise Malformed(f"{what}: {value!r:.40} is not an integer from 0 to 2^63-1")
+            raise Malformed(f"{what}: {_shown(value)} is not an integer from 0 to 2^63-1")
 
 
 def _entries(flat: Any, term: int, prev_index: int, prev_term: int) -> tuple[Entry, ...]:
@@ -414,10 +420,10 @@ def decode(frame: bytes) -> list[Envelope]:
                 continue
         number, group, epoch, *fields = row
         if type(number) is not int or _WIDTH.get(number) != len(fields):
-            raise Malformed(f"unknown kind of message, or a wrong number of fields: {number!r:.40}")
+            raise Malformed(f"unknown kind of message, or a wrong number of fields: {_shown(number)}")
         if type(group) is not int or not 0 <= group <= GROUP_MAX:
-            raise Malformed(f"group {group!r:.40} is out of range")
+            raise Malformed(f"group {_shown(group)} is out of range")
         if type(epoch) is not int or not 0 <= epoch <= INT_MAX:
-            raise Malformed(f"epoch {epoch!r:.40} is out of range")
+            raise Malformed(f"epoch {_shown(epoch)} is out of range")
         envelopes.append(Envelope(GroupId(group), epoch, _message(number, fields)))
     return envelopes

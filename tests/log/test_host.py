@@ -676,6 +676,22 @@ def test_acknowledgements_of_groups_that_are_gone_or_moved_on_are_dropped_and_th
     assert c.engine("a", 2).is_leader and c.engine("a", 3).is_leader
 
 
+def test_what_a_learner_says_is_looked_at_at_once_while_it_waits_to_be_a_member() -> None:
+    c = Cluster("abcd", members="abc")
+    c.elect("a")
+    c.write("a", b"x")
+    members = tuple(NodeId(name) for name in "abcd")
+    host = c.host("a")
+    host.change_members(GroupId(1), members, 30.0, Waiter("change"), may_seal=lambda: False)
+    c.run(1.0)
+    assert c.engine("a").learners == (NodeId("d"),) and not host.busy
+    envelope = Envelope(GroupId(1), 0, AppendAck(c.engine("a").term, c.log("a").last_index))
+
+    host.deliver(NodeId("d"), host.sessions[NodeId("d")], [envelope], c.now)
+
+    assert host.busy, "though nothing is committed by it, and nothing is to be sent"
+
+
 # What the rooms above send
 
 

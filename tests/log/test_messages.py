@@ -409,3 +409,22 @@ def test_appends_of_several_groups_are_checked_field_by_field(place: int, wrong:
 def test_an_append_among_several_obeys_the_rules_of_one(wrong: Any) -> None:
     with pytest.raises(Malformed):
         decode(frame_of([15, 0, 0, wrong]))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        [3, 1, 0, None, 1, 1],
+        [14, 0, 0, [None, 1, 1, 1]],
+        [15, 0, 0, [1, 1, 1, 1, 1, 1, None, b"x"]],
+        [None, 1, 0],
+        [3, None, 0, 1, 1, 1],
+        [3, 1, None, 1, 1, 1],
+    ],
+)
+def test_lists_in_lists_in_lists_are_refused_as_anything_else(row: list[Any]) -> None:
+    """They are deeper than can be printed, and the refusal must not stumble over that."""
+    deep = b"\x91" * 1010 + b"\x90"
+
+    with pytest.raises(Malformed):
+        decode(frame_of(row).replace(b"\xc0", deep))

@@ -476,3 +476,20 @@ def test_a_falling_term_in_a_row_is_refused(store: Store) -> None:
         box.reopen()
 
     assert (refusal.value.group, refusal.value.index) == (3, 2)
+
+
+def test_commit_indices_of_all_groups_are_stored_with_every_eighth_commit_also_when_none_makes_a_row(
+    store: Store,
+) -> None:
+    box = Box(store, Rows(group_bytes_max=50))
+    for number in range(1, 41):
+        for group in MANY:
+            if group != MANY[0] or number % 8 == 3:  # One writes rarely, and never when the others' indices are stored.
+                box.append(group)
+                box[group].set_commit(box[group].last_index)
+        box.flush()
+
+    before = {group: box[group].commit for group in MANY}
+    box.reopen()
+    assert all(before[group] - 8 <= box[group].commit <= before[group] for group in MANY)
+    assert box[MANY[0]].commit == before[MANY[0]] > 0

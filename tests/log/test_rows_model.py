@@ -83,6 +83,7 @@ class History:
             row_bytes_max=rng.choice([100, 400, 1 << 20]),
             recent_bytes=rng.choice([0, 100, 500, 3000, 1 << 21]),
             retired_max=rng.choice([1, 2, 16]),
+            commits_every=rng.choice([1, 2, 8]),
         )
         self.groups = [GroupId(number) for number in rng.sample(range(1, 200), rng.choice([1, 2, 5, 8]))]
         self.open_store = open_store
@@ -254,6 +255,10 @@ class History:
             log, durable = self.journal.groups[group], self.disk.get(group)
             assert (log.base_index, log.last_index, log.commit) == (twin.base, twin.last, twin.commit)
             assert (log.base_term, log.term, log.vote) == (twin.base_term, twin.term, twin.vote)
+            assert log.last_term == (log.term_of(log.last_index) or 0)
+            assert log.filed <= log.flying_last <= log.last_index
+            assert len(log.headers) == log.last_index - log.filed <= len(log.tail)
+            assert log.fresh_bytes == sum(log.lengths(log.flying_last + 1))
             for index in (twin.base - 1, twin.base, rng.randint(twin.base, twin.last), twin.last, twin.last + 1):
                 assert log.term_of(index) == twin.term_of(index)
             if twin.entries:
