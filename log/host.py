@@ -84,6 +84,7 @@ class Host:
         limits: Limits | None = None,
         may_join: Callable[[GroupId], bool] = lambda _: True,
         keep_hollow: bool = False,
+        applied_at_once: frozenset[GroupId] = frozenset(),
     ) -> None:
         self.node = node
         self.journal = journal
@@ -103,6 +104,7 @@ class Host:
         self._open_machine = open_machine
         self._may_join = may_join
         self._keep_hollow = keep_hollow
+        self._applied_at_once = applied_at_once  # Groups on whose state somebody acts also where it follows.
         self._send_to = send
         self._begin_commit = begin_commit
         self._rng = rng
@@ -649,8 +651,8 @@ class Host:
     def _apply(self, touched: dict[GroupId, Replica]) -> None:
         """Hand over what is committed, and answer who waits.
 
-        Nobody waits for a follower to apply, and many entries at once cost it little more than one. So it does from time to
-        time, or when much has come.
+        As a rule nobody waits for a follower to apply, and many entries at once cost it little more than one. So it does from
+        time to time, or when much has come.
         """
         behind, due, lag_max = self._behind, self._now >= self._apply_at, self.limits.apply_lag_max
         if due:
@@ -665,7 +667,9 @@ class Host:
                 replica.notice_role()
                 self.role_changes.append(group)
             lag = replica.log.commit - replica.applied
-            replica.is_behind = lag > 0 and not due and not engine.is_leader and lag < lag_max
+            replica.is_behind = (
+                lag > 0 and not due and not engine.is_leader and lag < lag_max and group not in self._applied_at_once
+            )
             if replica.is_behind:
                 behind[group] = replica
             elif lag and replica.apply():

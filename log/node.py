@@ -185,6 +185,7 @@ class LogNode:
         open_machine: Callable[[GroupId], Machine],
         may_join: Callable[[GroupId], bool] = lambda _: True,
         keep_hollow: bool = False,
+        applied_at_once: frozenset[GroupId] = frozenset(),
         on_role_change: Callable[[Group], None] = lambda _: None,
         on_message: Callable[[str, bytes], None] = lambda *_: None,
         on_peer: Callable[[str, bool], None] = lambda *_: None,
@@ -199,6 +200,7 @@ class LogNode:
         self._open_machine = open_machine
         self._may_join = may_join
         self._keep_hollow = keep_hollow
+        self._applied_at_once = applied_at_once
         self._on_role_change = on_role_change
         self._on_message = on_message
         self._on_peer = on_peer
@@ -235,6 +237,7 @@ class LogNode:
                 limits=config.limits,
                 may_join=self._may_join,
                 keep_hollow=self._keep_hollow,
+                applied_at_once=self._applied_at_once,
             )
             self._links = self._open_links()
             for group in self.host.replicas:

@@ -620,6 +620,21 @@ def test_a_follower_does_not_wait_when_much_is_committed() -> None:
     assert len(c.applied("b")) >= 4
 
 
+def test_a_group_on_which_every_node_acts_is_applied_at_once_also_by_followers() -> None:
+    c = Cluster(timing=Timing(apply=60.0), groups=(1, 2))
+    c.host("b")._applied_at_once = frozenset({GroupId(2)})
+    for group in (1, 2):
+        c.elect("a", group=group)
+    c.run(0.2)
+
+    for number in range(5):
+        for group in (1, 2):
+            c.write("a", b"%d" % number, group=group)
+
+    assert c.replica("b", 1).is_behind
+    assert c.replica("b", 2).applied == c.log("b", 2).commit
+
+
 def test_whoever_is_elected_applies_what_it_waited_with() -> None:
     c = Cluster(timing=Timing(apply=60.0))
     c.elect("a")
