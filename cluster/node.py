@@ -448,7 +448,7 @@ class Node:
             on_peer=self._on_peer,
             on_refused=self._on_refused,
             keep_hollow=True,  # `_fill` sees to them.
-            applied_at_once=frozenset({META_GROUP}),  # Every node acts on it.
+            applied_at_once=frozenset({GroupId(META_GROUP)}),  # Every node acts on it.
             on_snapshot_wanted=lambda want: self.catch_up.wanted(want),
             on_forgotten=lambda group: self.leftovers.forgotten(group - FIRST_PARTITION_GROUP),
             on_fatal=self._on_fatal,
