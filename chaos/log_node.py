@@ -24,17 +24,17 @@ import msgpack
 
 from holdfast.log.engine import Snapshot
 from holdfast.log.errors import ProposalError
-from holdfast.log.journal import Rows
 from holdfast.log.link import Address
 from holdfast.log.messages import GroupId
 from holdfast.log.node import Group, LogNode, NodeConfig
 from holdfast.log.replica import Committed
+from holdfast.log.rows import Rows
 from holdfast.sdk.loop import new_event_loop
 
 SECRET_VARIABLE = "HOLDFAST_CHAOS_SECRET"
 FORGET_EVERY = 40  # A planted fault forgets every so many writes.
 #: There are few groups here: every commit makes a row, and rows come and go.
-ROWS = Rows(groups_min=1, recent_bytes=64 * 1024)
+ROWS = Rows(groups_min=1, recent_bytes=64 * 1024, filed_every=8, kept_min=64, sparse=2)
 
 
 class KeyValues:

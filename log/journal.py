@@ -12,10 +12,10 @@ hole inside acknowledged entries is amnesia.
 Entries below the tail kept in memory are read from the store in slices, and terms are kept as runs, so memory does not
 grow with the log.
 
-**Where an entry is.** Each group has a table of its own. But a commit that adds an entry to each of many tables writes
-several pages for every one of them, so such entries go into one *row* of the table `recent` first. Later they are *filed*:
-they move to the table of their group, many at a time, and a row goes when all that is in it is filed. What is not filed is in
-memory too, so rows are read only when the journal is opened (ADR 6).
+**Where an entry is.** Each group has a table of its own, with a key for every entry. What a commit appends to many groups goes
+into one *row* (`log/rows.py`), and is *filed* later: the table of the group is told its place, many at a time. What is not
+filed is in memory too, and is found again on opening, in the newest rows. A row goes when no group needs an entry in it any
+more; where few do, those entries move to the tables of their groups (ADR 6, ADR 8).
 """
 
 from __future__ import annotations
@@ -25,14 +25,25 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 from zlib import crc32
 
 import msgpack
 
 from holdfast.log.errors import Corrupt
 from holdfast.log.messages import NOOP, Entry, GroupId, NodeId
+from holdfast.log.rows import (
+    PLACED,
+    RECENT,
+    ROW_BYTES,
+    Found,
+    Rows,
+    decode_row,
+    encode_row,
+    pack_place,
+    place_in,
+    row_of,
+)
 from holdfast.log.store import Cut, Drop, Extend, Put
 
 if TYPE_CHECKING:
@@ -44,7 +55,6 @@ _HEADER_BYTES: Final = _HEADER.size
 _pack_header, _pack_subject = _HEADER.pack, _SUBJECT.pack
 _KEY: Final = struct.Struct(">Q")
 _CHECKSUM: Final = struct.Struct(">I")
-_ROW: Final = struct.Struct(">II")  # checksum and length of the contents
 _BASE_COMMAND: Final = bytes([NOOP])
 _pack = msgpack.Packer(autoreset=True).pack  # One for all: making a packer costs more than packing.
 
@@ -52,7 +62,7 @@ _TABLE: Final = "log."
 HARD: Final = "hard"  # One record per group: term, vote, configuration, base, and the commit index at that time.
 COMMITS: Final = "commits"  # The commit indices of `COMMITS_GROUPS` groups in one record: they move with every entry.
 COMMITS_GROUPS: Final = 64
-RECENT: Final = "recent"  # One row per commit of many groups: what it appended to each of them.
+FILED: Final = "filed"  # One record: all rows before this one are filed.
 PINS: Final = "pins"  # Which disk each peer had when we first met it.
 TOMBSTONES: Final = "tombstones"  # What we promised in groups whose log we deleted.
 #: Of the newest entries of all groups, kept in memory; and at least of each. More would only be colder in the caches.
@@ -61,6 +71,7 @@ TAIL_BYTES_MIN: Final = 64 * 1024
 SLICE_BYTES: Final = 4 * 1024 * 1024
 SLICE_ENTRIES: Final = 4096
 TRIM_ENTRIES: Final = 2048  # Per commit, so that trimming a long log never holds up the loop.
+SPANS_MAX: Final = 64
 CHECKED_ENTRIES: Final = 1024  # How much of the newest end is verified on opening; the rest when it is read.
 
 
@@ -72,28 +83,6 @@ class Configuration:
     members: tuple[NodeId, ...]
     seed_index: int = 0
     seed_term: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """When entries share a row, and how much of them there is at a time."""
-
-    groups_min: int = 4  # A commit of fewer groups writes to their own tables.
-    group_bytes_max: int = 16 * 1024  # More than this of one group fills pages of its own well enough.
-    row_bytes_max: int = 1024 * 1024
-    recent_bytes: int = 2 * 1024 * 1024  # Above this, groups are filed; the one that waits longest first.
-    retired_max: int = 16  # Rows deleted by one commit, so that none has to make up for many.
-    commits_every: int = (
-        8  # So many commits of many groups share a record of commit indices: a page that all would write.
-    )
-
-
-class Found(NamedTuple):
-    """An entry as it was found in a row."""
-
-    row: int
-    entry: Entry
-    value: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,44 +115,24 @@ def decode_entry(group: GroupId, index: int, value: bytes) -> Entry | None:
     return (command, index, term) if checksum == crc32(command, crc32(_pack_subject(group, index, term))) else None
 
 
-def encode_row(key: bytes, contents: list[Any], parts: list[bytes]) -> bytes:
-    """Entries of several groups: the header and the command of each. `contents` has for each group: its number, the index of
-    the first entry, [length of each entry].
-
-    Its checksum covers the contents; each entry has its own, over all that they say of it.
-    """
-    table = _pack(contents)
-    return b"".join((_ROW.pack(crc32(table, crc32(key)), len(table)), table, *parts))
-
-
-def decode_row(key: bytes, value: bytes) -> list[tuple[GroupId, int, list[bytes]]] | None:
-    """(group, index of the first entry, entries) of each group; None if it is damaged. The entries are not looked at."""
-    if len(value) < _ROW.size:
-        return None
-    checksum, size = _ROW.unpack_from(value)
-    start = _ROW.size + size
-    table = value[_ROW.size : start]
-    if checksum != crc32(table, crc32(key)):
-        return None
-    parts = []
-    flat = iter(msgpack.unpackb(table))
-    for group, first, lengths in zip(flat, flat, flat, strict=True):
-        ends = list(accumulate(lengths, initial=start))
-        parts.append((group, first, [value[low:high] for low, high in pairwise(ends)]))
-        start = ends[-1]
-    return parts if start == len(value) else None
-
-
 class Journal:
     """All groups of one node. `take_writes` and `persisted` bracket each durable commit of the store."""
 
     def __init__(self, store: Store, rows: Rows | None = None) -> None:
         self.store = store
         self._bounds = rows or Rows()
-        self._recent: deque[tuple[int, int]] = deque()  # (number, bytes) of the rows, oldest first.
+        self._recent: deque[tuple[int, int]] = (
+            deque()
+        )  # (number, bytes) of the rows that are not wholly filed, in order.
         self._recent_bytes = 0
-        self._unfiled: dict[GroupId, int] = {}  # The first row that each group still needs; the oldest first.
-        self.next_row = 1
+        self._unfiled: dict[
+            GroupId, int
+        ] = {}  # The first row in which each group has entries not filed; the oldest first.
+        self.first_row = self.next_row = 1
+        self._filed_noted = 0  # As stored: rows before this one are filed.
+        self._needed_from = 0  # Rows before this one may go.
+        self.rows_free = True  # Some group may need fewer rows than when that was last looked at.
+        self._rows_made = self._entries_in_rows = 0  # Since opening.
         self.groups: dict[GroupId, GroupLog] = {}
         self.tail_bytes = TAILS_BYTES  # Of each of them, in memory.
         self.dirty_logs: dict[GroupId, GroupLog] = {}
@@ -204,31 +173,67 @@ class Journal:
         return self.store.scan(table, b"", b"\xff" * 9, bytes_max=1 << 30, count_max=1 << 20)
 
     def _load_rows(self) -> dict[GroupId, list[Found]]:
+        """The entries in rows that may not be filed. All other rows are only counted: they are read when they are needed."""
+        record = self.store.get(FILED, b"rows")
+        if record is not None:
+            if len(record) != 12 or _CHECKSUM.unpack_from(record)[0] != crc32(record[4:]):
+                raise Corrupt(self._path, "the record of the filed rows does not match its checksum")
+            self._filed_noted = self.next_row = int.from_bytes(record[4:], "big")
+        first, last = self.store.first(RECENT), self.store.last(RECENT)
         found: dict[GroupId, list[Found]] = {}
-        for key, value in self._rows(RECENT):
-            number = int.from_bytes(key, "big")
-            if self._recent and number != self.next_row:
-                raise Corrupt(self._path, f"row {self.next_row} of the recent entries is missing")
-            parts = decode_row(key, value)
-            if parts is None:
-                raise Corrupt(self._path, f"row {number} of the recent entries does not match its checksum")
-            for group, first, values in parts:
-                for index, each in enumerate(values, first):
-                    entry = decode_entry(group, index, each)
-                    if entry is None:
-                        detail = "the entry does not match its checksum"
-                        raise Corrupt(self._path, detail, group=group, index=index)
-                    found.setdefault(group, []).append(Found(number, entry, each))
-            self._recent.append((number, len(value)))
-            self._recent_bytes += len(value)
-            self.next_row = number + 1
+        if first is None or last is None:
+            self.first_row = self.next_row
+            return found
+        self.first_row = low = int.from_bytes(first[0], "big")
+        self.next_row = max(self.next_row, int.from_bytes(last[0], "big") + 1)
+        if self.store.count(RECENT) != int.from_bytes(last[0], "big") + 1 - low:
+            raise Corrupt(self._path, f"row {self.first_hole(RECENT, low)} of the recent entries is missing")
+        low = max(low, self._filed_noted)
+        while rows := self._slice(RECENT, low):
+            for key, value in rows:
+                self._load_row(low, key, value, found)
+                low += 1
         return found
 
+    def _load_row(self, number: int, key: bytes, value: bytes, found: dict[GroupId, list[Found]]) -> None:
+        parts = decode_row(key, value)
+        if parts is None:
+            raise Corrupt(self._path, f"row {number} of the recent entries does not match its checksum")
+        for group, first, places in parts:
+            for index, (start, stop) in enumerate(places, first):
+                entry = decode_entry(group, index, value[start:stop])
+                if entry is None:
+                    raise Corrupt(self._path, "the entry does not match its checksum", group=group, index=index)
+                place = pack_place(number | PLACED, start, stop - start)
+                found.setdefault(group, []).append(Found(entry, place))
+        self._recent.append((number, len(value)))
+        self._recent_bytes += len(value)
+
+    def first_hole(self, table: str, number: int) -> int:
+        while items := self._slice(table, number):
+            for key, _ in items:
+                if key != _KEY.pack(number):
+                    return number
+                number += 1
+        return number
+
+    def _slice(self, table: str, number: int) -> list[tuple[bytes, bytes]]:
+        return self.store.scan(table, _KEY.pack(number), b"\xff" * 9, bytes_max=SLICE_BYTES, count_max=SLICE_ENTRIES)
+
     def _begin_rows(self) -> None:
-        """Which rows are still needed, and where to go on: a number is never used twice, or an old mark would hide a row."""
-        waiting = [(log.unfiled_since, group) for group, log in self.groups.items() if log.unfiled_since is not None]
+        """What is not filed, and where to go on: a number is never used twice, or an old mark would hide a row."""
+        waiting = [(row_of(log.places[0]), group) for group, log in self.groups.items() if log.places]
         self._unfiled = {group: row for row, group in sorted(waiting)}
         self.next_row = max([self.next_row, *(log.recent_from for log in self.groups.values())])
+        if self.store.first(RECENT) is None:
+            self.first_row = self.next_row
+
+    def entry_at(self, value: bytes) -> bytes | None:
+        """The entry that a value in the table of a group is, or says the place of. None: there is no such row."""
+        place = place_in(value)
+        if place is None:
+            return value
+        return self.store.part(RECENT, _KEY.pack(place.row), place.offset, place.length)
 
     @property
     def _path(self) -> str:
@@ -253,6 +258,7 @@ class Journal:
         self._bury(group, Tombstone(log.term, log.vote, log.configuration))
         self.dirty_logs.pop(group, None)
         self._unfiled.pop(group, None)
+        self.rows_free = True
         if log in self._flying:
             self._flying.remove(log)
         key = group.to_bytes(4, "big")
@@ -327,7 +333,8 @@ class Journal:
 
     @property
     def dirty(self) -> bool:
-        return bool(self.dirty_logs or self._ops)  # A commit index alone is not worth a write.
+        # A commit index alone is not worth a write.
+        return bool(self.dirty_logs or self._ops) or self.first_row < self._needed_from
 
     def take_writes(self) -> list[Op]:
         """Everything since the last call, of all groups: one transaction."""
@@ -339,6 +346,7 @@ class Journal:
         new: dict[GroupId, GroupLog] = {}
         contents: list[Any] = []
         parts: list[bytes] = []
+        offset = ROW_BYTES
         for group, log in dirty.items():
             size, last = log.fresh_bytes, log.last_index
             if log.must_file or size > bounds.group_bytes_max or size > room:
@@ -349,10 +357,17 @@ class Journal:
                 first = log.flying_last + 1
                 if first == last:  # As a rule.
                     contents += group, first, [size]
-                    parts += log.headers[-1], log.tail[-1][0]
+                    parts += log.headers[0], log.tail[-1][0]
+                    log.places.append(pack_place(number | PLACED, offset, size))
+                    offset += size
                 else:
-                    contents += group, first, log.lengths(first)
+                    lengths = log.lengths(first)
+                    contents += group, first, lengths
                     parts += log.parts(first)
+                    for length in lengths:
+                        log.places.append(pack_place(number | PLACED, offset, length))
+                        offset += length
+                log.headers.clear()
                 unfiled.setdefault(group, number)
             log.flying_last, log.fresh_bytes = last, 0
             if log.must_mark:
@@ -361,8 +376,10 @@ class Journal:
                 new[group] = log
         if parts:
             key = _KEY.pack(number)
-            self._add_row(key, encode_row(key, contents, parts), ops, dirty)
-        if self._recent:
+            self._add_row(key, encode_row(key, contents, parts), len(parts) // 2, ops, dirty)
+        if self.rows_free:
+            self._look_for_free_rows(ops, dirty)
+        if self.first_row < self._needed_from:
             self._retire_rows(ops)
         self._flying = list(dirty.values())
         if room and self._commits_skipped + 1 < bounds.commits_every:
@@ -383,12 +400,14 @@ class Journal:
                 self._commits.setdefault(record, {})[group] = log.commit
                 self._moved_commits.add(record)
 
-    def _add_row(self, key: bytes, value: bytes, ops: list[Op], dirty: dict[GroupId, GroupLog]) -> None:
+    def _add_row(self, key: bytes, value: bytes, count: int, ops: list[Op], dirty: dict[GroupId, GroupLog]) -> None:
         ops.append(Extend(RECENT, ((key, value),)))
         self._recent.append((self.next_row, len(value)))
         self._recent_bytes += len(value)
         self.next_row += 1
-        room = 2 * len(value)  # As much as keeps up with what comes, and no more: nobody waits for a great sorting.
+        self._rows_made += 1
+        self._entries_in_rows += count
+        room = 2 * count  # As much as keeps up with what comes, and no more: nobody waits for a great sorting.
         while self._recent_bytes > self._bounds.recent_bytes and room > 0 and self._unfiled:
             group = next(iter(self._unfiled))
             del self._unfiled[group]
@@ -396,16 +415,40 @@ class Journal:
             room -= log.file(ops)
             if log.must_mark:
                 log.mark(ops)
+            self._pass_filed()
+        unfiled = self._pass_filed()
+        if unfiled >= self._filed_noted + self._bounds.filed_every:
+            self._filed_noted = unfiled
+            number = unfiled.to_bytes(8, "big")
+            ops.append(Put(FILED, b"rows", _CHECKSUM.pack(crc32(number)) + number))
+
+    def _pass_filed(self) -> int:
+        """Which row is the first that is not wholly filed. Opening need not look at those before it."""
+        unfiled = next(iter(self._unfiled.values()), self.next_row)
+        while self._recent and self._recent[0][0] < unfiled:
+            self._recent_bytes -= self._recent.popleft()[1]
+        return unfiled
+
+    def _look_for_free_rows(self, ops: list[Op], dirty: dict[GroupId, GroupLog]) -> None:
+        """Some log got shorter. Where rows are kept for few entries, those move to the table of their group."""
+        self.rows_free = False
+        unfiled = self._pass_filed()
+        needing = [(row, log.group, log) for log in self.groups.values() if (row := log.first_row()) is not None]
+        self._needed_from = min([unfiled, *(row for row, _, _ in needing)])
+        kept = self.next_row - self._needed_from
+        made, entries = max(self._rows_made, 1), max(self._entries_in_rows, 1)
+        live = sum(log.placed for _, _, log in needing)
+        if needing and kept > self._bounds.kept_min and self._bounds.sparse * live * made < kept * entries:
+            _, group, log = min(needing)
+            if log.move(ops, self._bounds.moved_max):
+                dirty.setdefault(group, log)
+                self.rows_free = True  # Look again with the next commit.
 
     def _retire_rows(self, ops: list[Op]) -> None:
-        """Delete the rows that nobody needs any more, in the transaction that files the last of what is in them."""
-        needed = next(iter(self._unfiled.values()), self.next_row)
-        first, gone = self._recent[0][0], 0
-        while self._recent and self._recent[0][0] < needed and gone < self._bounds.retired_max:
-            self._recent_bytes -= self._recent.popleft()[1]
-            gone += 1
-        if gone:
-            ops.append(Cut(RECENT, _KEY.pack(first), _KEY.pack(first + gone)))
+        """Delete rows that nobody needs any more."""
+        first = self.first_row
+        self.first_row = min(first + self._bounds.retired_max, self._needed_from)
+        ops.append(Cut(RECENT, _KEY.pack(first), _KEY.pack(self.first_row)))
 
     def persisted(self) -> list[GroupLog]:
         """What `take_writes` gave last is on disk. Returns the logs whose durable mark may have moved."""
@@ -424,7 +467,9 @@ class GroupLog:
         "_flying_term",
         "_journal",
         "_ops",
+        "_placed_last",
         "_runs",
+        "_spans",
         "_store",
         "_tabled",
         "_tail_bytes",
@@ -446,11 +491,11 @@ class GroupLog:
         "last_term",
         "must_file",
         "must_mark",
+        "places",
         "recent_from",
         "table",
         "tail",
         "term",
-        "unfiled_since",
         "vote",
     )
 
@@ -477,14 +522,18 @@ class GroupLog:
         self.durable_term = 0
         self.flying_last = 0
         self._flying_term = 0
-        # Entries up to `filed` are in the group's own table, or in the commit under way to it. The others are in the tail, and
-        # here what stands before them on disk.
+        # Entries up to `filed` are in the group's own table, or in the commit under way to it, themselves or as places. Of the
+        # others, up to `flying_last`, the places are kept here; of the fresh ones, what will stand before them on disk.
         self.filed = 0
+        self.places: list[bytes] = []
+        self.headers: list[bytes] = []
         self.must_file = False  # Rows hold what was cut off meanwhile, or the log now begins behind `filed`.
         self.fresh_bytes = 0  # Of the entries that are in no commit yet.
         self.recent_from = journal.next_row  # What rows before this one say of this group is over.
-        self.unfiled_since: int | None = None  # As found on opening: the first row that holds entries not filed.
-        self.headers: list[bytes] = []
+        # (index, row, count) of what was filed as places: from this index on, entries are in no row before that one, if they
+        # are in rows at all. And behind which index there are none.
+        self._spans: list[tuple[int, int, int]] = []
+        self._placed_last = 0
         self._flying_filed = 0
         self._tabled = 0  # Up to here the table can be read.
         self._ops: list[Op] = []  # That cut the table.
@@ -532,12 +581,19 @@ class GroupLog:
         return found
 
     def _read(self, low: int, high: int, bytes_max: int) -> list[Entry]:
-        rows = self._store.scan(
+        items = self._store.scan(
             self.table, _KEY.pack(low), _KEY.pack(high + 1), bytes_max=bytes_max, count_max=high - low + 1
         )
-        found = [self._decode(low + offset, key, value) for offset, (key, value) in enumerate(rows)]
-        if not found:
+        if not items:
             raise self._corrupt(low, "the entry is missing")
+        found: list[Entry] = []
+        size = 0
+        for index, (key, value) in enumerate(items, low):
+            entry = self._decode(index, key, value)
+            size += len(entry[0])
+            if found and size > bytes_max:
+                break
+            found.append(entry)
         return found
 
     def _check_terms(self, entries: list[Entry]) -> None:
@@ -554,9 +610,12 @@ class GroupLog:
     def _decode(self, index: int, key: bytes, value: bytes) -> Entry:
         if key != _KEY.pack(index):
             raise self._corrupt(index, "the entry is missing")
-        if len(value) <= _HEADER_BYTES:
+        held = self._journal.entry_at(value)
+        if held is None:
+            raise self._corrupt(index, f"row {row_of(value)} of the recent entries, which holds the entry, is missing")
+        if len(held) <= _HEADER_BYTES:
             raise self._corrupt(index, "the entry is cut short")
-        entry = decode_entry(self.group, index, value)
+        entry = decode_entry(self.group, index, held)
         if entry is None:
             raise self._corrupt(index, "the entry does not match its checksum")
         return entry
@@ -585,11 +644,12 @@ class GroupLog:
         assert self.commit < low <= self.last_index, f"truncating {low}, committed {self.commit}"
         if low <= self.filed:
             self._ops.append(Cut(self.table, _KEY.pack(low), _KEY.pack(self.filed + 1)))
-            self.filed, self.headers = low - 1, []
-        else:
-            del self.headers[low - self.filed - 1 :]
+            self.filed = low - 1
+            self._cut_spans(low)
+        del self.places[low - self.filed - 1 :]
+        del self.headers[max(low - self.flying_last - 1, 0) :]
         if low <= self.flying_last:
-            self.must_file = True
+            self.must_file = self._journal.rows_free = True
         self.last_index = low - 1
         self.durable = min(self.durable, low - 1)
         self._tabled = min(self._tabled, low - 1)
@@ -638,7 +698,8 @@ class GroupLog:
         if self.term_of(index) == term:
             self._rebase(index, term)
         else:
-            self._ops, self.headers, self.fresh_bytes, self.must_file = [Drop(self.table)], [], 0, True
+            self._ops, self.places, self.headers, self.fresh_bytes = [Drop(self.table)], [], [], 0
+            self._spans, self._placed_last, self.must_file = [], 0, True
             self.filed = self._flying_filed = self._tabled = index
             self._runs, self.tail, self._tail_bytes, self._tail_first = [], [], 0, index + 1
             self.last_index = self.durable = self.flying_last = self._trim_from = index
@@ -662,6 +723,7 @@ class GroupLog:
         self._end_runs()
         if index > self.filed:
             self.must_file = True
+        self._journal.rows_free = True
         drop = min(index, self.filed) + 1 - self._tail_first  # The table is without a hole: the others are filed first.
         if drop > 0:
             self._tail_bytes -= sum(len(entry[0]) for entry in self.tail[:drop])
@@ -687,28 +749,94 @@ class GroupLog:
         return [_HEADER_BYTES + len(entry[0]) for entry in self.tail[first - self._tail_first :]]
 
     def parts(self, first: int) -> list[bytes]:
-        """Header and command of each of the entries from `first` on, which are not filed."""
-        headers, entries = self.headers[first - self.filed - 1 :], self.tail[first - self._tail_first :]
-        return [part for header, entry in zip(headers, entries, strict=True) for part in (header, entry[0])]
+        """Header and command of each of the entries from `first` on, which are fresh."""
+        entries = self.tail[first - self._tail_first :]
+        return [part for header, entry in zip(self.headers, entries, strict=True) for part in (header, entry[0])]
 
     def file(self, ops: list[Op]) -> int:
-        """Bring all entries to the group's own table. Returns how many bytes."""
+        """Bring all entries to the group's own table: those in rows as places, the fresh ones themselves. Returns how many."""
         ops += self._ops
         self._ops = []
         if self.must_file:
             self.must_file = False
             self.recent_from = self._journal.next_row
             self.must_mark = True
-        headers, first = self.headers, self.filed + 1
-        size = 0
-        if headers:
-            entries = self.tail[first - self._tail_first :]
-            items = [(_KEY.pack(entry[1]), header + entry[0]) for header, entry in zip(headers, entries, strict=True)]
+        first, places = self.filed + 1, self.places
+        items = [(_KEY.pack(index), place) for index, place in enumerate(places, first)]
+        if places:
+            self._add_span(first, row_of(places[0]), len(places))
+            self.places = []
+        if self.headers:
+            fresh = self.tail[self.flying_last + 1 - self._tail_first :]
+            items += [
+                (_KEY.pack(entry[1]), header + entry[0]) for header, entry in zip(self.headers, fresh, strict=True)
+            ]
+            self.headers = []
+        if items:
             ops.append(Extend(self.table, items))
-            size = sum([len(value) for _, value in items])
-        self.headers = []
         self.filed = self._flying_filed = self.flying_last = self.last_index
-        return size
+        return len(items)
+
+    # -- which rows it needs -------------------------------------------------------------------------------------------
+
+    def _add_span(self, index: int, row: int, count: int) -> None:
+        spans = self._spans
+        if len(spans) >= SPANS_MAX:  # Coarser: what is said of the first of two is true of the second.
+            pairs = zip(spans[::2], spans[1::2], strict=True)
+            spans[:] = [(first[0], first[1], first[2] + second[2]) for first, second in pairs]
+        spans.append((index, row, count))
+        self._placed_last = index + count - 1
+
+    def _cut_spans(self, low: int) -> None:
+        """Entries from `low` on are gone."""
+        self._placed_last = min(self._placed_last, low - 1)
+        while self._spans and self._spans[-1][0] >= low:
+            self._spans.pop()
+
+    def first_row(self) -> int | None:
+        """The oldest row with an entry that is filed as a place and not trimmed, or one before it; None if there is none."""
+        spans = self._spans
+        if self._placed_last <= self.base_index:
+            spans.clear()
+        while len(spans) > 1 and spans[1][0] <= self.base_index + 1:
+            del spans[0]
+        return spans[0][1] if spans else None
+
+    @property
+    def placed(self) -> int:
+        """How many entries that are not trimmed are in rows; rather too many."""
+        return sum([count for _, _, count in self._spans]) + len(self.places)
+
+    def move(self, ops: list[Op], count_max: int) -> bool:
+        """Bring the oldest entries that are filed as places to the table themselves. False if there is none to move now."""
+        first, row, count = self._spans[0]
+        low = start = max(first, self.base_index + 1)
+        high = min(self._tabled, self.commit)
+        if low > high:
+            return False
+        items = self._store.scan(
+            self.table, _KEY.pack(low), _KEY.pack(high + 1), bytes_max=SLICE_BYTES, count_max=count_max + 1
+        )
+        size = 0
+        for index, (key, value) in enumerate(items, low):
+            low = index
+            if place_in(value) is None:
+                continue
+            row = row_of(value)
+            if index - start >= count_max or size > SLICE_BYTES:
+                break
+            command, _, _ = entry = self._decode(index, key, value)
+            ops.append(Put(self.table, key, header_of(self.group, entry) + command))
+            size += len(command)
+            count -= 1
+        else:
+            low += 1
+        self._spans[0] = low, row, max(count, 1)
+        if low > self._placed_last:
+            self._spans.clear()
+        elif len(self._spans) > 1 and low >= self._spans[1][0]:
+            del self._spans[0]
+        return True
 
     def mark(self, ops: list[Op]) -> None:
         """Write the group's record, and with it how far trimming went in this transaction."""
@@ -769,10 +897,11 @@ class GroupLog:
             self._trim_from if last is None else int.from_bytes(last[0], "big")
         )
         if self._store.count(self.table) != self.filed - self._trim_from:
-            raise self._corrupt(self._first_hole(self._trim_from + 1), "the entry is missing")
+            raise self._corrupt(self._journal.first_hole(self.table, self._trim_from + 1), "the entry is missing")
         if self.base_index > self.filed:
             raise self._corrupt(self.filed + 1, f"the entry is missing; the log begins behind {self.base_index}")
         self.last_index, self._tail_first = self.filed, self.filed + 1
+        self._load_span()
         self._load_runs()
         self._load_recent(recent)
         if max(self.commit, self.base_index) > self.last_index:
@@ -787,11 +916,26 @@ class GroupLog:
         while low <= self.last_index:
             low += len(self.entries(low, self.last_index))
 
+    def _load_span(self) -> None:
+        """From which row on the table needs them. If that takes long to find out, all rows are kept for now."""
+        index, journal = self.base_index + 1, self._journal
+        if index > self.filed or journal.first_row == journal.next_row:
+            return
+        items = self._store.scan(
+            self.table, _KEY.pack(index), b"\xff" * 9, bytes_max=SLICE_BYTES, count_max=SLICE_ENTRIES
+        )
+        placed = next((offset for offset, (_, value) in enumerate(items) if place_in(value) is not None), None)
+        if placed is not None:
+            self._decode(index + placed, *items[placed])
+            self._add_span(index + placed, row_of(items[placed][1]), self.filed + 1 - index - placed)
+        elif index + len(items) <= self.filed:
+            self._add_span(index + len(items), journal.first_row, self.filed + 1 - index - len(items))
+
     def _load_recent(self, recent: Sequence[Found]) -> None:
         """What rows hold behind the table's end. Cuts were filed, so whatever else they hold is in the table as well."""
-        for row, entry, value in recent:
+        for entry, place in recent:
             command, index, term = entry
-            if row < self.recent_from or index <= self.last_index:
+            if row_of(place) < self.recent_from or index <= self.last_index:
                 continue
             if index != self.last_index + 1:
                 raise self._corrupt(self.last_index + 1, "the entry is missing")
@@ -802,18 +946,8 @@ class GroupLog:
                 self.last_term = term
             self.tail.append(entry)
             self._tail_bytes += len(command)
-            self.headers.append(value[:_HEADER_BYTES])
+            self.places.append(place)
             self.last_index = index
-            if self.unfiled_since is None:
-                self.unfiled_since = row
-
-    def _first_hole(self, index: int) -> int:
-        while rows := self._store.scan(self.table, _KEY.pack(index), b"\xff" * 9, bytes_max=1 << 30, count_max=4096):
-            for key, _ in rows:
-                if key != _KEY.pack(index):
-                    return index
-                index += 1
-        return index
 
     def _load_runs(self) -> None:
         """Terms never fall along a log, so where they change is found by halving, not by reading everything."""

@@ -32,7 +32,7 @@ from typing import Final
 from holdfast.log.engine import Limits, Timing
 from holdfast.log.errors import NoSpace, NotHosted, Stopped
 from holdfast.log.host import APP_GROUP, Host
-from holdfast.log.journal import Journal, Rows
+from holdfast.log.journal import Journal
 from holdfast.log.link import Address, LinkLimits, Links, LinkStatus, TlsFiles
 from holdfast.log.messages import (
     REASON_BYTES_MAX,
@@ -46,6 +46,7 @@ from holdfast.log.messages import (
     encode,
 )
 from holdfast.log.replica import Done, Machine, SnapshotWanted, Status
+from holdfast.log.rows import Rows
 from holdfast.log.store import LmdbStore
 
 logger = logging.getLogger(__name__)

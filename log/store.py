@@ -43,8 +43,8 @@ from holdfast.log.errors import (
     WrongVersion,
 )
 
-FORMAT = 3
-FORMATS_READ = (2, FORMAT)  # 2 had no rows of recent entries (`journal.RECENT`): whoever knows only it would miss them.
+FORMAT = 4
+FORMATS_READ = (2, 3, FORMAT)  # 2 had no rows (`log/rows.py`), and 3 moved out of them what tables now only point to.
 KEY_BYTES_MAX = 511  # LMDB's bound on keys and on names of tables.
 TABLES_MAX = 4096
 
@@ -107,6 +107,10 @@ class Store(Protocol):
     """A table is there as long as it holds a key. Reads see what is committed, never what is only staged."""
 
     def get(self, table: str, key: bytes) -> bytes | None: ...
+
+    def part(self, table: str, key: bytes, offset: int, length: int) -> bytes | None:
+        """Of a value so many bytes from there on, or those that it has; the rest of it is not read."""
+        ...
 
     def scan(self, table: str, low: bytes, high: bytes, *, bytes_max: int, count_max: int) -> list[tuple[bytes, bytes]]:
         """Items with low <= key < high in order, as many as fit both bounds, but at least one if there is one."""
@@ -220,7 +224,7 @@ class LmdbStore:
         self._commit_lock = threading.Lock()  # Held for a whole commit: commits take turns, `close` waits.
         self._lock = threading.Lock()  # Guards all below; never held across an fsync.
         self._committing = False
-        self._reader = env.begin()
+        self._reader = env.begin(buffers=True)
         self._tables = tables  # Of the committed snapshot, without the hollow ones.
         self._hollow: set[str] = set()  # Dropped and committed; the next transaction gives the name back.
 
@@ -240,8 +244,18 @@ class LmdbStore:
 
     def get(self, table: str, key: bytes) -> bytes | None:
         with self._lock, self._edge_of_lmdb:
-            db = self._find(table)
-            return None if db is None else self._reader.get(key, db=db)
+            found = self._value(table, key)
+            return None if found is None else bytes(found)
+
+    def part(self, table: str, key: bytes, offset: int, length: int) -> bytes | None:
+        with self._lock, self._edge_of_lmdb:
+            found = self._value(table, key)
+            return None if found is None else bytes(found[offset : offset + length])
+
+    def _value(self, table: str, key: bytes) -> memoryview | None:
+        """In the map, as long as the read transaction lasts."""
+        db = self._find(table)
+        return None if db is None else self._reader.get(key, db=db)
 
     def scan(self, table: str, low: bytes, high: bytes, *, bytes_max: int, count_max: int) -> list[tuple[bytes, bytes]]:
         items: list[tuple[bytes, bytes]] = []
@@ -253,11 +267,12 @@ class LmdbStore:
                 if not cursor.set_range(low):
                     return items
                 size = 0
-                for item in cursor:
-                    size += len(item[0]) + len(item[1])
-                    if item[0] >= high or (items and (size > bytes_max or len(items) >= count_max)):
+                for found, value in cursor:
+                    key = bytes(found)
+                    size += len(key) + len(value)
+                    if key >= high or (items and (size > bytes_max or len(items) >= count_max)):
                         break
-                    items.append(item)
+                    items.append((key, bytes(value)))
         return items
 
     def first(self, table: str) -> tuple[bytes, bytes] | None:
@@ -282,7 +297,9 @@ class LmdbStore:
             if db is None:
                 return None
             with self._reader.cursor(db) as cursor:
-                return cursor.item() if (cursor.last() if last else cursor.first()) else None
+                if not (cursor.last() if last else cursor.first()):
+                    return None
+                return bytes(cursor.key()), bytes(cursor.value())
 
     def _find(self, table: str) -> lmdb._Database | None:
         assert not self._closed, "the store is closed"
@@ -432,12 +449,12 @@ class LmdbStore:
         try:
             self._env.set_mapsize(2 * self._env.info()["map_size"])
         finally:
-            self._reader = self._env.begin()
+            self._reader = self._env.begin(buffers=True)
 
     def _turn_over(self, count: int) -> None:
         """The commit is durable: show it to readers and forget what was staged for it."""
         self._reader.abort()
-        self._reader = self._env.begin()
+        self._reader = self._env.begin(buffers=True)
         self._tables.update(self._opened)
         for name in self._dropped:
             del self._tables[name]

@@ -26,11 +26,11 @@ from holdfast.log.journal import (
     Configuration,
     GroupLog,
     Journal,
-    Rows,
     Tombstone,
     table_of,
 )
 from holdfast.log.messages import COMMANDS, Entry, GroupId, NodeId
+from holdfast.log.rows import Rows
 from holdfast.log.store import Cut, Drop, Extend, LmdbStore, Op, Put, Store
 from tests.log.journals import encode_entry, everything, flush, write
 from tests.sim.disk import SimDisk

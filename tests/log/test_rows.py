@@ -12,17 +12,15 @@ import pytest
 from holdfast.log import journal as journal_module
 from holdfast.log.errors import Corrupt
 from holdfast.log.journal import (
+    FILED,
     HARD,
-    RECENT,
     Configuration,
     GroupLog,
     Journal,
-    Rows,
-    decode_row,
-    encode_row,
     table_of,
 )
 from holdfast.log.messages import COMMANDS, Entry, GroupId, NodeId
+from holdfast.log.rows import RECENT, Rows, decode_row, encode_row, place_in
 from holdfast.log.store import Cut, Drop, Extend, LmdbStore, Op, Put, Store
 from tests.log.journals import encode_entry, everything, flush, write
 from tests.sim.disk import SimDisk
@@ -55,6 +53,14 @@ class Box:
 
     def flush(self) -> list[Op]:
         return flush(self.journal, self.store)
+
+    def settle(self) -> int:
+        """Until nothing is left to do. Returns how many commits it took."""
+        commits = 0
+        while self.journal.dirty:
+            self.flush()
+            commits += 1
+        return commits
 
     def write(self, *ops: Op) -> None:
         """Past the journal: what a bug or a bad disk would leave."""
@@ -161,39 +167,114 @@ def test_a_row_is_bounded(store: Store) -> None:
     assert box.contents == written
 
 
-def test_rows_come_and_go_and_no_commit_has_to_sort_them_all(store: Store) -> None:
-    rows = Rows(recent_bytes=20_000, retired_max=4)
-    box = Box(store, rows)
-    filed, kept = [], []
+def test_entries_are_filed_a_few_at_a_time_and_are_not_written_again(store: Store) -> None:
+    box = Box(store, Rows(recent_bytes=20_000))
+    filed, written = [], 0
     for _ in range(200):
         box.append()
         ops = box.flush()
-        filed.append(sum(len(op.items) for op in ops if type(op) is Extend and op.table != RECENT))
-        kept.append(len(box.numbers))
-        assert sum(1 for op in ops if type(op) is Cut and op.table == RECENT) <= 1
+        items = [item for op in ops if type(op) is Extend and op.table != RECENT for item in op.items]
+        assert all(place_in(value) for _, value in items)
+        filed.append(len(items))
+        written += sum(len(value) for op in ops if type(op) is Extend for _, value in op.items)
 
-    assert max(kept[100:]) < 60, "20,000 bytes are some 20 rows"
-    assert sum(filed) > 8 * 120, "most entries are in the tables of their groups"
+    assert sum(filed) > 8 * 150, "20,000 bytes are some 20 rows"
     assert max(filed) < 8 * 30
-    written = box.contents
+    assert written < 200 * 8 * (110 + 12 + 16 + 10)
+    assert box.numbers == list(range(1, 201))
+    contents = box.contents
     box.reopen()
-    assert box.contents == written
-    assert box.numbers == list(range(box.numbers[0], 201))
+    assert box.contents == contents
 
 
-def test_a_group_that_rests_does_not_keep_rows_for_ever(store: Store) -> None:
-    box = Box(store, Rows(recent_bytes=5_000))
+def test_opening_reads_the_newest_rows_and_counts_the_others(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = Box(store, Rows(recent_bytes=5_000, filed_every=8))
+    for _ in range(100):
+        box.append()
+        box.flush()
+    decoded: list[bytes] = []
+
+    def decode(key: bytes, value: bytes) -> object:
+        decoded.append(key)
+        return decode_row(key, value)
+
+    monkeypatch.setattr(journal_module, "decode_row", decode)
+    box.reopen()
+
+    assert decoded == [row_key(number) for number in range(101 - len(decoded), 101)]
+    assert 5 <= len(decoded) < 40
+
+
+def test_rows_go_when_no_group_needs_them(store: Store) -> None:
+    box = Box(store, Rows(recent_bytes=5_000, retired_max=16))
+    for _ in range(100):
+        box.append()
+        box.flush()
+    for group in MANY:
+        box[group].set_commit(90)
+        box[group].trim(80 if group == 3 else 90)
+
+    commits = box.settle()
+
+    assert 81 - 30 < box.numbers[0] <= 81, "a group knows of some dozens of entries together where they begin"
+    assert box.numbers[-1] == 100
+    assert 3 <= commits <= 10, "not all at once"
+    contents = box.contents
+    box.reopen()
+    assert box.contents == contents
+    for group in MANY:
+        box[group].set_commit(100)
+        box[group].trim(100)
+    box.settle()
+    assert box.numbers == []
     box.append()
     box.flush()
-    for _ in range(50):
+    box.reopen()
+    assert box.numbers == [101]
+    assert all([e[1] for e in entries] == [101] for entries in box.contents.values())
+
+
+def test_a_group_that_is_not_trimmed_does_not_keep_rows_for_ever(store: Store) -> None:
+    box = Box(store, Rows(recent_bytes=5_000, kept_min=20, moved_max=4))
+    for number in range(400):
+        box.append(*(MANY if number % 50 < 3 else MANY[:-1]))  # The last one writes little.
+        if number % 20 == 19:
+            for group in MANY[:-1]:
+                box[group].set_commit(box[group].last_index - 5)
+                box[group].trim(box[group].commit)
+        box[MANY[-1]].set_commit(box[MANY[-1]].last_index)
+        box.flush()
+    contents = box.contents
+
+    assert len(box.numbers) < 80
+    assert [e[1] for e in contents[MANY[-1]]] == list(range(1, 25))
+    assert place_in(store.get(table_of(MANY[-1]), row_key(1)) or b"") is None, "it is in the table itself"
+    box.reopen()
+    assert box.contents == contents
+
+
+def test_an_entry_is_not_moved_before_it_is_committed(store: Store) -> None:
+    box = Box(store, Rows(recent_bytes=2_000, kept_min=5))
+    box.append()
+    box.flush()
+    for _ in range(60):
         box.append(*MANY[:-1])
         box.flush()
+        for group in MANY[:-1]:
+            box[group].set_commit(box[group].last_index)
+            if box[group].last_index > 5:
+                box[group].trim(box[group].commit - 5)
 
-    assert box.numbers[0] > 1
-    assert store.count(table_of(MANY[-1])) == 1
+    assert box.numbers == list(range(1, 62))
+    box[MANY[-1]].truncate(1)
+    box.append()
+    box.settle()
+    assert box.numbers[0] > 50
+    box.reopen()
+    assert [e[1] for e in everything(box[MANY[-1]])] == [1]
 
 
-def test_what_is_not_filed_stays_in_memory_and_the_rest_is_read_from_the_table(
+def test_what_is_not_filed_stays_in_memory_and_the_rest_is_read_from_its_place(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_module, "TAILS_BYTES", 2_000)
@@ -221,6 +302,30 @@ def test_the_store_is_not_asked_for_rows_while_the_journal_is_open(
     monkeypatch.setattr(type(store), "scan", lambda *_, **__: pytest.fail("read"))
 
     assert all(len(entries) == 5 for entries in box.contents.values())
+
+
+def test_rows_of_the_format_before_are_understood(store: Store) -> None:
+    box = Box(store)
+    for _ in range(3):
+        box.append()
+        box.flush()
+    written = box.contents
+    for number in (1, 2, 3):  # Contents stood before the entries.
+        value = store.get(RECENT, row_key(number)) or b""
+        size = int.from_bytes(value[4:8], "big") ^ 1 << 31
+        before = value[:4] + size.to_bytes(4, "big") + value[-size:] + value[8:-size]
+        box.write(Put(RECENT, row_key(number), before))
+
+    box.reopen()
+    assert box.contents == written
+    for group in MANY:
+        box.append(group)
+        box.flush()  # Alone: it is filed, with the places of what is in those rows.
+    written = box.contents
+    box.reopen()
+
+    assert box.contents == written
+    assert all(store.count(table_of(group)) == 4 for group in MANY)
 
 
 # What is over does not come back
@@ -336,7 +441,7 @@ def test_numbers_of_rows_go_on_when_none_is_left(store: Store) -> None:
     box.flush()
     for group in MANY:  # All are filed, and remember that row 1 is over.
         box[group].truncate(1)
-    box.flush()
+    box.settle()
     assert box.numbers == []
     box.reopen()
 
@@ -398,6 +503,42 @@ def test_a_damaged_entry_in_a_row_is_named(store: Store) -> None:
         box.reopen()
 
     assert (refusal.value.group, refusal.value.index) == (5, 2)
+
+
+def test_any_flipped_bit_of_a_place_or_of_what_is_there_is_refused() -> None:
+    disk = SimDisk("d")
+    box = Box(disk, Rows(groups_min=1, recent_bytes=0, filed_every=1))
+    for _ in range(3):
+        box.append(size=4)
+        box.flush()
+    assert disk.filed == 4
+    place = place_in(disk.get(table_of(GroupId(3)), row_key(2)) or b"")
+    assert place is not None and place.row == 2
+    flips = [(table_of(GroupId(3)), row_key(2), bit) for bit in range(8 * 16)]
+    flips += [(RECENT, row_key(2), bit) for bit in range(8 * place.offset, 8 * (place.offset + place.length))]
+    flips += [(FILED, b"rows", bit) for bit in range(8 * 12)]
+    for flip in flips:
+        disk.flip_bit(*flip)
+        with pytest.raises(Corrupt, match="simulated disk"):
+            box.reopen()
+        disk.flip_bit(*flip)
+    box.reopen()
+
+
+def test_a_row_that_a_table_points_to_and_that_is_missing_is_refused(store: Store) -> None:
+    box = Box(store, Rows(groups_min=1, recent_bytes=0, filed_every=1))
+    for _ in range(3):
+        box.append()
+        box.flush()
+    box.write(Cut(RECENT, row_key(3), row_key(4)))
+
+    with pytest.raises(Corrupt, match="row 3 of the recent entries, which holds the entry, is missing") as refusal:
+        box.reopen()
+
+    assert (refusal.value.group, refusal.value.index) == (1, 3)
+    box.write(Cut(RECENT, row_key(1), row_key(3)))
+    with pytest.raises(Corrupt, match="row 1 of the recent entries, which holds the entry, is missing"):
+        box.reopen()
 
 
 def test_a_missing_row_is_refused(store: Store) -> None:
@@ -467,9 +608,9 @@ def test_a_falling_term_in_a_row_is_refused(store: Store) -> None:
     assert value is not None
     parts = decode_row(row_key(2), value)
     assert parts is not None
-    values = [found for _, _, entries in parts for found in entries]
+    values = [value[start:stop] for _, _, places in parts for start, stop in places]
     values[2] = encode_entry(GroupId(3), (values[2][12:], 2, 1))
-    contents = [field for group, first, entries in parts for field in (group, first, list(map(len, entries)))]
+    contents = [field for group, first, places in parts for field in (group, first, [b - a for a, b in places])]
     box.write(Put(RECENT, row_key(2), encode_row(row_key(2), contents, values)))
 
     with pytest.raises(Corrupt, match="its term 1 is below its predecessor's 2") as refusal:

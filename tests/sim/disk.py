@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 import msgpack
 
-from holdfast.log.journal import HARD, RECENT, decode_row, table_of
+from holdfast.log.journal import FILED, HARD, table_of
 from holdfast.log.messages import GroupId
+from holdfast.log.rows import RECENT, decode_row, place_in
 from holdfast.log.store import Cut, Drop, Extend, Op, Put
 
 
@@ -56,6 +57,10 @@ class SimDisk:
 
     def get(self, table: str, key: bytes) -> bytes | None:
         return self._table(table).values.get(key)
+
+    def part(self, table: str, key: bytes, offset: int, length: int) -> bytes | None:
+        value = self._table(table).values.get(key)
+        return None if value is None else value[offset : offset + length]
 
     def scan(self, table: str, low: bytes, high: bytes, *, bytes_max: int, count_max: int) -> list[tuple[bytes, bytes]]:
         found = self._table(table)
@@ -125,11 +130,17 @@ class SimDisk:
         """(group, record) of all groups."""
         return [(int.from_bytes(key, "big"), value) for key, value in self._table(HARD).values.items()]
 
+    @property
+    def filed(self) -> int:
+        """Rows before this one are not looked at when a node starts, but for what tables point to."""
+        return int.from_bytes(self._table(FILED).values.get(b"rows", b"")[4:], "big")
+
     def entry(self, group: GroupId, index: int) -> bytes | None:
         """What the disk has as an entry of a group: in its own table, or else in the newest row that counts."""
         filed = self._table(table_of(group)).values.get(index.to_bytes(8, "big"))
         if filed is not None:
-            return filed
+            place = place_in(filed)
+            return filed if place is None else self.part(RECENT, place.row.to_bytes(8, "big"), *place[1:])
         hard = self._table(HARD).values.get(group.to_bytes(4, "big"))
         recent = self._table(RECENT)
         since = 0 if hard is None else msgpack.unpackb(hard[4:])[10]
@@ -144,7 +155,10 @@ class SimDisk:
     def _row(self, key: bytes, value: bytes) -> dict[GroupId, tuple[int, list[bytes]]]:
         known = self._rows.get(key)
         if known is None or known[0] is not value:
-            parts = {group: (first, values) for group, first, values in decode_row(key, value) or ()}
+            parts = {
+                group: (first, [value[start:stop] for start, stop in places])
+                for group, first, places in decode_row(key, value) or ()
+            }
             known = self._rows[key] = value, parts
         return known[1]
 

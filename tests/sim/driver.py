@@ -8,8 +8,9 @@ from typing import Final
 
 from holdfast.log.engine import Limits
 from holdfast.log.errors import Corrupt
-from holdfast.log.journal import COMMITS, HARD, PINS, RECENT, TOMBSTONES, table_of
+from holdfast.log.journal import COMMITS, FILED, HARD, PINS, TOMBSTONES, table_of
 from holdfast.log.messages import GroupId, NodeId
+from holdfast.log.rows import RECENT, place_in
 from tests.sim.oracle import Hard, Operation, Violation
 from tests.sim.world import Profile, SimCrash, SimNode, World
 
@@ -19,6 +20,9 @@ FAILPOINTS: Final = (
     "stage.before",
     "stage.entries",
     "stage.row",
+    "stage.file",
+    "stage.filed",
+    "stage.move",
     "stage.retire",
     "stage.truncate",
     "stage.vote",
@@ -507,10 +511,15 @@ class Driver:
             return
         node = self.rng.choice(down)
         bases = {table_of(GroupId(g)): Hard(v).base for g, v in node.disk.hards()}
-        places = [(table, key) for table in (HARD, COMMITS, RECENT, PINS, TOMBSTONES) for key in node.disk.keys(table)]
+        places = [(table, key) for table in (HARD, COMMITS, FILED, PINS, TOMBSTONES) for key in node.disk.keys(table)]
+        places += [(RECENT, key) for key in node.disk.keys(RECENT) if int.from_bytes(key, "big") >= node.disk.filed]
         live = [(t, k) for t, base in bases.items() for k in node.disk.keys(t) if int.from_bytes(k, "big") > base]
         table, key = self.rng.choice(self.rng.choice([places, live or places]))
         at = self.rng.getrandbits(20)
+        place = place_in(node.disk.get(table, key) or b"")
+        if place is not None and self.rng.random() < 0.5:  # Not where the entry is said to be, but where it is.
+            table, key = RECENT, place.row.to_bytes(8, "big")
+            at = 8 * place.offset + at % (8 * place.length)
         node.disk.flip_bit(table, key, at)
         fsyncs = node.disk.fsyncs
         try:

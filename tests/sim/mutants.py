@@ -21,6 +21,7 @@ from holdfast.log.journal import GroupLog, Journal
 from holdfast.log.messages import Append, AppendAck, AppendReject, RequestVote, Vote
 from holdfast.log.progress import Progress
 from holdfast.log.replica import Replica
+from holdfast.log.rows import RECENT, row_of
 from tests.sim.world import World
 
 Patch = tuple[type, str, Any]
@@ -378,23 +379,55 @@ def old_rows_count() -> list[Patch]:
 
 
 def rows_go_too_soon() -> list[Patch]:
-    """Rows are deleted before all of their entries are in the tables of their groups."""
-    original = _original(Journal, "_retire_rows")
+    """Rows are deleted although they hold entries that are not filed."""
+    original = _original(Journal, "_pass_filed")
 
-    def retire_rows(self: Any, ops: Any) -> None:
-        unfiled, self._unfiled = self._unfiled, {}
-        original(self, ops)
-        self._unfiled = unfiled
+    def pass_filed(self: Any) -> int:
+        original(self)
+        return self.next_row  # type: ignore[no-any-return]
 
-    return [(Journal, "_retire_rows", retire_rows)]
+    return [(Journal, "_pass_filed", pass_filed)]
+
+
+def rows_go_when_filed() -> list[Patch]:
+    """Rows are deleted although tables point to them."""
+    return [(GroupLog, "first_row", lambda self: None)]
+
+
+def spans_trimmed_too_far() -> list[Patch]:
+    """Of a group that is trimmed, one entry too many is thought to be gone."""
+    original = _original(GroupLog, "first_row")
+
+    def first_row(self: Any) -> int | None:
+        base, self.base_index = self.base_index, self.base_index + 1
+        found: int | None = original(self)
+        self.base_index = base
+        return found
+
+    return [(GroupLog, "first_row", first_row)]
+
+
+def move_too_much() -> list[Patch]:
+    """A group is thought to have moved out of rows when the first of its entries has."""
+    original = _original(GroupLog, "move")
+
+    def move(self: Any, ops: Any, count_max: int) -> bool:
+        moved: bool = original(self, ops, count_max)
+        if moved:
+            self._spans.clear()
+        return moved
+
+    return [(GroupLog, "move", move)]
 
 
 def row_numbers_used_again() -> list[Patch]:
     """When no row is left, their numbers begin anew, below what groups remember of older ones."""
 
     def begin_rows(self: Any) -> None:
-        waiting = sorted((log.unfiled_since, group) for group, log in self.groups.items() if log.unfiled_since)
+        waiting = sorted((row_of(log.places[0]), group) for group, log in self.groups.items() if log.places)
         self._unfiled = {group: row for row, group in waiting}
+        if self.store.first(RECENT) is None:
+            self.first_row = self.next_row = 1
 
     return [(Journal, "_begin_rows", begin_rows)]
 
@@ -551,6 +584,9 @@ MUTANTS: Final[dict[str, Callable[[], list[Patch]]]] = {
         trust_damaged_entries,
         old_rows_count,
         rows_go_too_soon,
+        rows_go_when_filed,
+        spans_trimmed_too_far,
+        move_too_much,
         row_numbers_used_again,
         dead_sessions_heard,
         disks_not_pinned,
@@ -604,7 +640,10 @@ WHERE: Final = {
     "trust-damaged-entries": "corruption",
     "old-rows-count": "leavers",
     "rows-go-too-soon": "three",
-    "row-numbers-used-again": "three",
+    "rows-go-when-filed": "three",
+    "spans-trimmed-too-far": "three",
+    "move-too-much": "three",
+    "row-numbers-used-again": "snapshots",
     "dead-sessions-heard": "three",
     "disks-not-pinned": "wipes",
     "pins-before-fsync": "slow-disk",

@@ -16,7 +16,7 @@ import msgpack
 
 from holdfast.log.engine import decode_seal
 from holdfast.log.errors import ProposalError
-from holdfast.log.journal import COMMITS, HARD, PINS, RECENT, TOMBSTONES, GroupLog, decode_row, table_of
+from holdfast.log.journal import COMMITS, FILED, HARD, PINS, TOMBSTONES, GroupLog, table_of
 from holdfast.log.messages import (
     ACKS_WIDTH,
     APPENDS_WIDTH,
@@ -33,6 +33,7 @@ from holdfast.log.messages import (
     TimeoutNow,
     Vote,
 )
+from holdfast.log.rows import RECENT, decode_row, place_in
 from holdfast.log.store import Cut, Drop, Extend, Op, Put
 from tests.sim.machine import Saved
 
@@ -178,21 +179,32 @@ class Oracle:
                     kinds.add("pin")
                 case Extend(table, items) if table == RECENT:
                     kinds |= {"entries", "row"}
-                    for group, first, values in decode_row(*items[0]) or ():
-                        for index, value in enumerate(values, first):
-                            self._staged_entry(node, table_of(group), index, value, terms)
+                    row = items[0][1]
+                    for group, first, places in decode_row(*items[0]) or ():
+                        for index, (start, stop) in enumerate(places, first):
+                            self._staged_entry(node, table_of(group), index, row[start:stop], terms)
                 case Extend(table, items):
-                    kinds.add("entries")
                     for key, value in items:
-                        self._staged_entry(node, table, int.from_bytes(key, "big"), value, terms)
+                        place = place_in(value)
+                        kinds.add("entries" if place is None else "file")
+                        if place is None:
+                            self._staged_entry(node, table, int.from_bytes(key, "big"), value, terms)
+                case Put(table, _, _) if table == FILED:
+                    kinds.add("filed")
+                case Put(table, key, value):
+                    kinds.add("move")
+                    self._must(
+                        node.disk.entry(GroupId(int(table.removeprefix("log."))), int.from_bytes(key, "big")) == value,
+                        f"{node.name}: what is moved out of a row is another entry than was there",
+                    )
                 case Cut(table, _, _) if table == RECENT:
                     kinds.add("retire")
-                case Cut(table, low, _) if table not in (HARD, COMMITS, PINS, TOMBSTONES):
+                case Cut(table, low, _) if table not in (HARD, COMMITS, PINS, TOMBSTONES, FILED):
                     oldest = node.disk.first(table)
                     kinds.add("trim" if oldest is None or low <= oldest[0] else "truncate")
                     cut = int.from_bytes(low, "big")
-                    for place in [place for place in terms if place[0] == table and place[1] >= cut]:
-                        terms[place] = None
+                    for cut_off in [known for known in terms if known[0] == table and known[1] >= cut]:
+                        terms[cut_off] = None
                 case Drop():
                     kinds.add("install")
         return sorted(kinds)

@@ -17,9 +17,10 @@ from typing import Final
 from holdfast.log.engine import Limits, Timing
 from holdfast.log.errors import Corrupt, EngineFault
 from holdfast.log.host import Host
-from holdfast.log.journal import Journal, Rows
+from holdfast.log.journal import Journal
 from holdfast.log.messages import Envelope, GroupId, NodeId, decode, encode
 from holdfast.log.replica import Done
+from holdfast.log.rows import Rows
 from holdfast.log.store import Op
 from tests.sim.disk import SimDisk
 from tests.sim.machine import SimMachine, SimState
@@ -55,8 +56,17 @@ class Profile:
 #: As in earnest, where few commits here make a row; and such that every commit makes one, and rows come and go.
 ROWS: Final = (
     Rows(),
-    Rows(groups_min=1, recent_bytes=400, retired_max=2),
-    Rows(groups_min=1, group_bytes_max=100, row_bytes_max=200, recent_bytes=1500),
+    Rows(groups_min=1, recent_bytes=400, filed_every=1, retired_max=2, kept_min=2, sparse=1, moved_max=1),
+    Rows(
+        groups_min=1,
+        group_bytes_max=100,
+        row_bytes_max=200,
+        recent_bytes=1500,
+        filed_every=3,
+        kept_min=8,
+        sparse=2,
+        moved_max=3,
+    ),
 )
 
 

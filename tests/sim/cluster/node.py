@@ -14,10 +14,10 @@ from holdfast.cluster.endpoint import Timing
 from holdfast.cluster.invoker import Invoker, Limits
 from holdfast.cluster.node import FIRST_PARTITION_GROUP, Node
 from holdfast.cluster.partition import PartitionMachine
-from holdfast.log.journal import Rows
 from holdfast.log.messages import GroupId
 from holdfast.log.node import LogNode, NodeConfig
 from holdfast.log.replica import Committed
+from holdfast.log.rows import Rows
 from tests.sim.cluster.files import SimState
 from tests.sim.cluster.loop import SimLoop
 
@@ -92,7 +92,12 @@ class SimLogNode(LogNode):
     """
 
     def __init__(self, config: NodeConfig, **rest: Any) -> None:
-        super().__init__(replace(config, rows=Rows(groups_min=2, recent_bytes=20_000)), **rest)
+        super().__init__(
+            replace(
+                config, rows=Rows(groups_min=2, recent_bytes=20_000, filed_every=4, kept_min=16, sparse=2, moved_max=16)
+            ),
+            **rest,
+        )
 
     @property
     def _process(self) -> Process:
