@@ -468,7 +468,7 @@ class SyncObj(_parent.SyncObj):
     def follow(self, sender: NodeId, term: int, prev: int, prev_term: int, commit: int, entry: Entry) -> bool:
         """An append of one entry that follows what our leader sent before: so it is as a rule, and takes few steps.
 
-        False: nothing is done, and `_on_append` sorts it out.
+        True: we have it, and owe an acknowledgement. False: nothing is done, and `_on_append` sorts it out.
         """
         log = self.log
         if (
@@ -491,13 +491,13 @@ class SyncObj(_parent.SyncObj):
         if commit > self.__raftCommitIndex:
             log.set_commit(commit)
             self.__raftCommitIndex = commit
-        self.promise(sender, build(AppendAck, (term, index)))
         return True
 
     def _on_append(self, sender: NodeId, m: Append) -> bool:
         term, prev, prev_term, commit, entries = m
         log = self.log
         if len(entries) == 1 and self.follow(sender, term, prev, prev_term, commit, entries[0]):
+            self.promise(sender, build(AppendAck, (term, prev + 1)))
             return True
         if not self._follow(sender, term, 0):
             self.promise(sender, AppendReject(self.term, prev, log.last_index + 1))

@@ -374,7 +374,8 @@ class Host:
     def _take_appends(self, peer: NodeId, flat: Sequence[Any]) -> None:
         if self.no_room() is not None:
             return  # As a single one: refused before append.
-        replicas, touched, now = self.replicas, self._touched, self._now
+        replicas, touched, now, lag_max = self.replicas, self._touched, self._now, self.limits.apply_lag_max
+        acks: list[int] = []
         fields = iter(flat)
         for group, epoch, term, prev, prev_term, commit, entry_term, command in zip(
             *[fields] * APPENDS_WIDTH, strict=True
@@ -384,10 +385,23 @@ class Host:
             if replica is not None and epoch == (engine := replica.engine).epoch:
                 engine.now = now
                 if engine.follow(peer, term, prev, prev_term, commit, entry):
-                    touched[group] = replica
+                    if engine.promises:
+                        engine.promise(peer, AppendAck(term, prev + 1))  # Behind what was said before.
+                        touched[group] = replica
+                        continue
+                    acks += group, epoch, term, prev + 1
+                    # Who waits to apply what is committed anyway need not be looked at for it.
+                    if not replica.is_behind or commit - replica.applied >= lag_max:
+                        touched[group] = replica
                     continue
             envelope = Envelope(group, epoch, Append(term, prev, prev_term, commit, (entry,)))
             self.deliver(peer, self.sessions[peer], [envelope], now)
+        if acks:
+            group, epoch, term, index = acks[:ACKS_WIDTH]
+            said = Envelope(APP_GROUP, 0, AppendAcks(acks))
+            if len(acks) == ACKS_WIDTH:
+                said = Envelope(GroupId(group), epoch, AppendAck(term, index))
+            self._promised.append((peer, self.sessions[peer], [said]))
 
     def _take_acks(self, peer: NodeId, flat: Sequence[int]) -> None:
         replicas, touched, now = self.replicas, self._touched, self._now
@@ -502,13 +516,19 @@ class Host:
         self._now = now
         touched, self._touched = self._touched, {}
         full = self.no_room()
+        speaking: list[Replica] = []
+        promising: list[Replica] = []
         for replica in touched.values():
             engine = replica.engine
             engine.now = now
             if replica.proposals or engine.must_send or engine.must_beat or replica.change is not None:
                 replica.flush(full)
-        self._take_out(touched)
-        self._take_promises(touched)
+            if engine.out:
+                speaking.append(replica)
+            if engine.promises:
+                promising.append(replica)
+        self._take_out(speaking)
+        self._take_promises(promising)
         self._send_outbox()  # Appends and heartbeats: they may race our disk (Raft thesis §10.2.1).
         if not self._committing:
             if self.journal.dirty:
@@ -556,19 +576,16 @@ class Host:
             self.results += replica.results
             replica.results = []
 
-    def _take_out(self, touched: dict[GroupId, Replica]) -> None:
+    def _take_out(self, speaking: list[Replica]) -> None:
         """Followers that keep up are sent the same, and as a rule one entry of each group: then one message says it all."""
         sessions, outbox = self.sessions, self._outbox
         #: What was said last to `listeners`, if it was an append of one entry; as a list, once it is of several groups.
         last: tuple[Any, ...] | list[Any] = ()
         listeners: tuple[NodeId, ...] | None = None
         size = 0
-        for group, replica in touched.items():
-            engine = replica.engine
-            out = engine.out
-            if not out:
-                continue
-            engine.out = []
+        for replica in speaking:
+            group, engine = replica.group, replica.engine
+            out, engine.out = engine.out, []
             said = out[0][1]
             is_shared = type(said) is Append and len(said[4]) == 1
             for _, message in out:
@@ -603,15 +620,13 @@ class Host:
         if peer in self.sessions:
             self._outbox.setdefault(peer, []).append(Envelope(replica.group, replica.epoch, message))
 
-    def _take_promises(self, touched: dict[GroupId, Replica]) -> None:
+    def _take_promises(self, promising: list[Replica]) -> None:
         """They join those that wait for the next commit: the one under way may not hold what they speak of."""
         run: list[Envelope] = []
         run_peer: NodeId | None = None
         acks: list[int] | None = None  # The last of the run, if it is of several groups.
-        for group, replica in touched.items():
-            engine = replica.engine
-            if not engine.promises:
-                continue
+        for replica in promising:
+            group, engine = replica.group, replica.engine
             for peer, message in engine.promises:
                 if peer != run_peer:
                     session = self.sessions.get(peer)

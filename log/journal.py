@@ -634,10 +634,11 @@ class GroupLog:
             self.last_term = term
         self.last_index = index
         self.tail.append(entry)
-        self._tail_bytes += len(command)
-        self.headers.append(header_of(self.group, entry))
-        self.fresh_bytes += _HEADER_BYTES + len(command)
-        self._journal.dirty_logs[self.group] = self
+        group, size = self.group, len(command)
+        self._tail_bytes += size
+        self.fresh_bytes += _HEADER_BYTES + size
+        self.headers.append(header_of(group, entry))
+        self._journal.dirty_logs[group] = self
 
     def truncate(self, low: int) -> None:
         """Drop the entries from `low` on: they conflict with a leader's. Never committed ones."""

@@ -34,8 +34,7 @@ from holdfast.log.messages import COMMANDS, SEAL, Config, GroupId, NodeId, build
 if TYPE_CHECKING:
     from random import Random
 
-_COMMANDS: Final = bytes([COMMANDS])
-_pack = msgpack.Packer(autoreset=True).pack  # One for all: making a packer costs more than packing.
+_packer = msgpack.Packer(autoreset=False)  # One for all: making a packer costs more than packing.
 _unpack = msgpack.unpackb
 #: A learner this close to the end of the log no longer holds up a change of members.
 LEARNER_LAG_MAX: Final = 64
@@ -103,6 +102,16 @@ class Status(NamedTuple):
 
 def config_message(configuration: Configuration) -> Config:
     return Config(configuration.members, configuration.seed_index, configuration.seed_term)
+
+
+def _encode(proposals: list[bytes]) -> bytes:
+    """The kind of the entry, which to msgpack is a number of one byte, then the list."""
+    try:
+        _packer.pack(COMMANDS)
+        _packer.pack(proposals)
+        return bytes(_packer.bytes())
+    finally:
+        _packer.reset()
 
 
 class Change(NamedTuple):
@@ -286,7 +295,7 @@ class Replica:
 
     def _propose(self, proposals: list[bytes], waiting: list[object], no_room: ProposalError | None) -> None:
         engine = self.engine
-        index = engine.propose(_COMMANDS + _pack(proposals)) if no_room is None else None
+        index = engine.propose(_encode(proposals)) if no_room is None else None
         if index is not None:
             self._waiters.append((index, self.log.term, waiting, proposals))
         else:
@@ -444,6 +453,14 @@ class Replica:
         return engine.role_changes == self.seen_changes and engine.epoch == self.seen_epoch
 
     def _apply_slice(self, high: int) -> None:
+        if self._waiters:
+            index, term, waiting, commands = self._waiters[0]
+            if index == high == self.applied + 1 and commands and self.log.term_of(index) == term:
+                # As a rule: one entry, proposed here.
+                self._apply_batch([build(Committed, (index, term, commands))])
+                self._waiters.popleft()
+                self.results.append(build(Done, (waiting, index)))
+                return
         batch: list[Committed] = []
         sealed: int | None = None
         waiters = iter(self._waiters)
@@ -461,13 +478,16 @@ class Replica:
             if command[0] == SEAL and decode_seal(command)[0] > self.epoch:
                 sealed = index
                 break
-        self.machine.apply(batch)
-        self.applied, term, _ = batch[-1]
-        assert self.machine.applied == (self.applied, term), "the machine says what it applied"
+        self._apply_batch(batch)
         if sealed is not None:
             self._enter_sealed(sealed)
         if self._waiters:
-            self._answer_waiters(term)
+            self._answer_waiters(batch[-1].term)
+
+    def _apply_batch(self, batch: list[Committed]) -> None:
+        self.machine.apply(batch)
+        self.applied, term, _ = batch[-1]
+        assert self.machine.applied == (self.applied, term), "the machine says what it applied"
 
     def _stall(self, error: NoSpace) -> None:
         """The log is durable, so nothing is lost by waiting. But nobody else should: another node may answer them."""
