@@ -342,6 +342,7 @@ class Journal:
         ops, self._ops = self._ops, []
         dirty, self.dirty_logs = self.dirty_logs, {}
         bounds, number, unfiled = self._bounds, self.next_row, self._unfiled
+        size_max, placed = bounds.group_bytes_max, number | PLACED
         room = bounds.row_bytes_max if len(dirty) >= bounds.groups_min else 0
         new: dict[GroupId, GroupLog] = {}
         contents: list[Any] = []
@@ -349,31 +350,32 @@ class Journal:
         offset = ROW_BYTES
         for group, log in dirty.items():
             size, last = log.fresh_bytes, log.last_index
-            if log.must_file or size > bounds.group_bytes_max or size > room:
+            if size > size_max or size > room or log.must_file:
                 log.file(ops)
                 unfiled.pop(group, None)
             elif size:
                 room -= size
-                first = log.flying_last + 1
+                first, places = log.flying_last + 1, log.places
+                if not places:
+                    unfiled[group] = number
                 if first == last:  # As a rule.
                     contents += group, first, [size]
-                    parts += log.headers[0], log.tail[-1][0]
-                    log.places.append(pack_place(number | PLACED, offset, size))
+                    parts += log.headers.pop(), log.tail[-1][0]
+                    places.append(pack_place(placed, offset, size))
                     offset += size
                 else:
                     lengths = log.lengths(first)
                     contents += group, first, lengths
                     parts += log.parts(first)
+                    log.headers.clear()
                     for length in lengths:
-                        log.places.append(pack_place(number | PLACED, offset, length))
+                        places.append(pack_place(placed, offset, length))
                         offset += length
-                log.headers.clear()
-                unfiled.setdefault(group, number)
             log.flying_last, log.fresh_bytes = last, 0
             if log.must_mark:
                 log.mark(ops)
-            if log.commit_taken < 0:
-                new[group] = log
+                if log.commit_taken < 0:
+                    new[group] = log
         if parts:
             key = _KEY.pack(number)
             self._add_row(key, encode_row(key, contents, parts), len(parts) // 2, ops, dirty)
