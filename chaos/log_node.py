@@ -34,7 +34,7 @@ from holdfast.sdk.loop import new_event_loop
 SECRET_VARIABLE = "HOLDFAST_CHAOS_SECRET"
 FORGET_EVERY = 40  # A planted fault forgets every so many writes.
 #: There are few groups here: every commit makes a row, and rows come and go.
-ROWS = Rows(groups_min=1, recent_bytes=64 * 1024, filed_every=8, kept_min=64, sparse=2)
+ROWS = Rows(groups_min=1, recent_bytes=64 * 1024, filed_every=8, kept_bytes=256 * 1024, sparse=2)
 
 
 class KeyValues:

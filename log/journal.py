@@ -37,6 +37,7 @@ from holdfast.log.rows import (
     RECENT,
     ROW_BYTES,
     Found,
+    Place,
     Rows,
     decode_row,
     encode_row,
@@ -55,6 +56,8 @@ _HEADER_BYTES: Final = _HEADER.size
 _pack_header, _pack_subject = _HEADER.pack, _SUBJECT.pack
 _KEY: Final = struct.Struct(">Q")
 _CHECKSUM: Final = struct.Struct(">I")
+_CHECKSUM_AT: Final = slice(8, _HEADER_BYTES)  # In the header, and so in an entry on disk.
+_FILED: Final = struct.Struct(">QQ")  # the first row that may not be wholly filed, the first row there is
 _BASE_COMMAND: Final = bytes([NOOP])
 _pack = msgpack.Packer(autoreset=True).pack  # One for all: making a packer costs more than packing.
 
@@ -62,7 +65,7 @@ _TABLE: Final = "log."
 HARD: Final = "hard"  # One record per group: term, vote, configuration, base, and the commit index at that time.
 COMMITS: Final = "commits"  # The commit indices of `COMMITS_GROUPS` groups in one record: they move with every entry.
 COMMITS_GROUPS: Final = 64
-FILED: Final = "filed"  # One record: all rows before this one are filed.
+FILED: Final = "filed"  # One record: from which row on not all may be filed, and which is the oldest.
 PINS: Final = "pins"  # Which disk each peer had when we first met it.
 TOMBSTONES: Final = "tombstones"  # What we promised in groups whose log we deleted.
 #: Of the newest entries of all groups, kept in memory; and at least of each. More would only be colder in the caches.
@@ -71,6 +74,7 @@ TAIL_BYTES_MIN: Final = 64 * 1024
 SLICE_BYTES: Final = 4 * 1024 * 1024
 SLICE_ENTRIES: Final = 4096
 TRIM_ENTRIES: Final = 2048  # Per commit, so that trimming a long log never holds up the loop.
+PIECE_ENTRIES: Final = 256  # Read from a table at once.
 SPANS_MAX: Final = 64
 CHECKED_ENTRIES: Final = 1024  # How much of the newest end is verified on opening; the rest when it is read.
 
@@ -132,7 +136,8 @@ class Journal:
         self._filed_noted = 0  # As stored: rows before this one are filed.
         self._needed_from = 0  # Rows before this one may go.
         self.rows_free = True  # Some group may need fewer rows than when that was last looked at.
-        self._rows_made = self._entries_in_rows = 0  # Since opening.
+        self._moving = False  # Entries are on their way out of rows that are kept for few.
+        self._rows_known = self._rows_known_bytes = 0  # Since opening, to know how large they are.
         self.groups: dict[GroupId, GroupLog] = {}
         self.tail_bytes = TAILS_BYTES  # Of each of them, in memory.
         self.dirty_logs: dict[GroupId, GroupLog] = {}
@@ -175,21 +180,24 @@ class Journal:
     def _load_rows(self) -> dict[GroupId, list[Found]]:
         """The entries in rows that may not be filed. All other rows are only counted: they are read when they are needed."""
         record = self.store.get(FILED, b"rows")
+        oldest = None
         if record is not None:
-            if len(record) != 12 or _CHECKSUM.unpack_from(record)[0] != crc32(record[4:]):
+            if len(record) != 4 + _FILED.size or _CHECKSUM.unpack_from(record)[0] != crc32(record[4:]):
                 raise Corrupt(self._path, "the record of the filed rows does not match its checksum")
-            self._filed_noted = self.next_row = int.from_bytes(record[4:], "big")
+            self._filed_noted, oldest = _FILED.unpack_from(record, 4)
+            self.next_row = max(self._filed_noted, oldest)
         first, last = self.store.first(RECENT), self.store.last(RECENT)
         found: dict[GroupId, list[Found]] = {}
-        if first is None or last is None:
-            self.first_row = self.next_row
+        self.first_row = low = self.next_row if first is None else int.from_bytes(first[0], "big")
+        if oldest is not None and oldest != low:
+            raise Corrupt(self._path, f"row {min(oldest, low)} of the recent entries is missing")
+        if last is None:
             return found
-        self.first_row = low = int.from_bytes(first[0], "big")
         self.next_row = max(self.next_row, int.from_bytes(last[0], "big") + 1)
         if self.store.count(RECENT) != int.from_bytes(last[0], "big") + 1 - low:
             raise Corrupt(self._path, f"row {self.first_hole(RECENT, low)} of the recent entries is missing")
         low = max(low, self._filed_noted)
-        while rows := self._slice(RECENT, low):
+        while rows := self.slice(RECENT, low):
             for key, value in rows:
                 self._load_row(low, key, value, found)
                 low += 1
@@ -204,20 +212,25 @@ class Journal:
                 entry = decode_entry(group, index, value[start:stop])
                 if entry is None:
                     raise Corrupt(self._path, "the entry does not match its checksum", group=group, index=index)
-                place = pack_place(number | PLACED, start, stop - start)
+                place = pack_place(number | PLACED, start, stop - start, value[start:stop][_CHECKSUM_AT])
                 found.setdefault(group, []).append(Found(entry, place))
-        self._recent.append((number, len(value)))
-        self._recent_bytes += len(value)
+        self._add_recent(number, len(value))
+
+    def _add_recent(self, number: int, size: int) -> None:
+        self._recent.append((number, size))
+        self._recent_bytes += size
+        self._rows_known += 1
+        self._rows_known_bytes += size
 
     def first_hole(self, table: str, number: int) -> int:
-        while items := self._slice(table, number):
+        while items := self.slice(table, number):
             for key, _ in items:
                 if key != _KEY.pack(number):
                     return number
                 number += 1
         return number
 
-    def _slice(self, table: str, number: int) -> list[tuple[bytes, bytes]]:
+    def slice(self, table: str, number: int) -> list[tuple[bytes, bytes]]:
         return self.store.scan(table, _KEY.pack(number), b"\xff" * 9, bytes_max=SLICE_BYTES, count_max=SLICE_ENTRIES)
 
     def _begin_rows(self) -> None:
@@ -228,12 +241,11 @@ class Journal:
         if self.store.first(RECENT) is None:
             self.first_row = self.next_row
 
-    def entry_at(self, value: bytes) -> bytes | None:
-        """The entry that a value in the table of a group is, or says the place of. None: there is no such row."""
-        place = place_in(value)
-        if place is None:
-            return value
-        return self.store.part(RECENT, _KEY.pack(place.row), place.offset, place.length)
+    def entry_at(self, place: Place) -> bytes | None:
+        """As it is on disk, or what is there in its stead. None: there is no such row."""
+        found = self.store.part(RECENT, _KEY.pack(place.row), place.offset, place.length)
+        # It has a checksum of its own, but so has an entry of the same index that was cut off.
+        return b"" if found is not None and found[_CHECKSUM_AT] != place.checksum else found
 
     @property
     def _path(self) -> str:
@@ -334,7 +346,7 @@ class Journal:
     @property
     def dirty(self) -> bool:
         # A commit index alone is not worth a write.
-        return bool(self.dirty_logs or self._ops) or self.first_row < self._needed_from
+        return bool(self.dirty_logs or self._ops) or self._moving or self.first_row < self._needed_from
 
     def take_writes(self) -> list[Op]:
         """Everything since the last call, of all groups: one transaction."""
@@ -358,19 +370,21 @@ class Journal:
                 first, places = log.flying_last + 1, log.places
                 if not places:
                     unfiled[group] = number
+                log.places_bytes += size
                 if first == last:  # As a rule.
+                    header = log.headers.pop()
                     contents += group, first, [size]
-                    parts += log.headers.pop(), log.tail[-1][0]
-                    places.append(pack_place(placed, offset, size))
+                    parts += header, log.tail[-1][0]
+                    places.append(pack_place(placed, offset, size, header[_CHECKSUM_AT]))
                     offset += size
                 else:
                     lengths = log.lengths(first)
                     contents += group, first, lengths
                     parts += log.parts(first)
-                    log.headers.clear()
-                    for length in lengths:
-                        places.append(pack_place(placed, offset, length))
+                    for length, header in zip(lengths, log.headers, strict=True):
+                        places.append(pack_place(placed, offset, length, header[_CHECKSUM_AT]))
                         offset += length
+                    log.headers.clear()
             log.flying_last, log.fresh_bytes = last, 0
             if log.must_mark:
                 log.mark(ops)
@@ -404,11 +418,8 @@ class Journal:
 
     def _add_row(self, key: bytes, value: bytes, count: int, ops: list[Op], dirty: dict[GroupId, GroupLog]) -> None:
         ops.append(Extend(RECENT, ((key, value),)))
-        self._recent.append((self.next_row, len(value)))
-        self._recent_bytes += len(value)
+        self._add_recent(self.next_row, len(value))
         self.next_row += 1
-        self._rows_made += 1
-        self._entries_in_rows += count
         room = 2 * count  # As much as keeps up with what comes, and no more: nobody waits for a great sorting.
         while self._recent_bytes > self._bounds.recent_bytes and room > 0 and self._unfiled:
             group = next(iter(self._unfiled))
@@ -421,8 +432,11 @@ class Journal:
         unfiled = self._pass_filed()
         if unfiled >= self._filed_noted + self._bounds.filed_every:
             self._filed_noted = unfiled
-            number = unfiled.to_bytes(8, "big")
-            ops.append(Put(FILED, b"rows", _CHECKSUM.pack(crc32(number)) + number))
+            self._note_rows(ops)
+
+    def _note_rows(self, ops: list[Op]) -> None:
+        record = _FILED.pack(self._filed_noted, self.first_row)
+        ops.append(Put(FILED, b"rows", _CHECKSUM.pack(crc32(record)) + record))
 
     def _pass_filed(self) -> int:
         """Which row is the first that is not wholly filed. Opening need not look at those before it."""
@@ -433,24 +447,24 @@ class Journal:
 
     def _look_for_free_rows(self, ops: list[Op], dirty: dict[GroupId, GroupLog]) -> None:
         """Some log got shorter. Where rows are kept for few entries, those move to the table of their group."""
-        self.rows_free = False
+        self.rows_free = self._moving = False
         unfiled = self._pass_filed()
         needing = [(row, log.group, log) for log in self.groups.values() if (row := log.first_row()) is not None]
         self._needed_from = min([unfiled, *(row for row, _, _ in needing)])
-        kept = self.next_row - self._needed_from
-        made, entries = max(self._rows_made, 1), max(self._entries_in_rows, 1)
-        live = sum(log.placed for _, _, log in needing)
-        if needing and kept > self._bounds.kept_min and self._bounds.sparse * live * made < kept * entries:
+        kept = (self.next_row - self._needed_from) * self._rows_known_bytes // (self._rows_known or 1)
+        live = sum(log.placed_bytes for log in self.groups.values())
+        if needing and kept > self._bounds.kept_bytes and kept > self._bounds.sparse * live:
             _, group, log = min(needing)
             if log.move(ops, self._bounds.moved_max):
                 dirty.setdefault(group, log)
-                self.rows_free = True  # Look again with the next commit.
+                self.rows_free = self._moving = True  # Look again with the next commit.
 
     def _retire_rows(self, ops: list[Op]) -> None:
         """Delete rows that nobody needs any more."""
         first = self.first_row
         self.first_row = min(first + self._bounds.retired_max, self._needed_from)
         ops.append(Cut(RECENT, _KEY.pack(first), _KEY.pack(self.first_row)))
+        self._note_rows(ops)
 
     def persisted(self) -> list[GroupLog]:
         """What `take_writes` gave last is on disk. Returns the logs whose durable mark may have moved."""
@@ -494,6 +508,7 @@ class GroupLog:
         "must_file",
         "must_mark",
         "places",
+        "places_bytes",
         "recent_from",
         "table",
         "tail",
@@ -528,11 +543,12 @@ class GroupLog:
         # others, up to `flying_last`, the places are kept here; of the fresh ones, what will stand before them on disk.
         self.filed = 0
         self.places: list[bytes] = []
+        self.places_bytes = 0  # Of the entries there; rather too many.
         self.headers: list[bytes] = []
         self.must_file = False  # Rows hold what was cut off meanwhile, or the log now begins behind `filed`.
         self.fresh_bytes = 0  # Of the entries that are in no commit yet.
         self.recent_from = journal.next_row  # What rows before this one say of this group is over.
-        # (index, row, count) of what was filed as places: from this index on, entries are in no row before that one, if they
+        # (index, row, bytes) of what was filed as places: from this index on, entries are in no row before that one, if they
         # are in rows at all. And behind which index there are none.
         self._spans: list[tuple[int, int, int]] = []
         self._placed_last = 0
@@ -583,19 +599,22 @@ class GroupLog:
         return found
 
     def _read(self, low: int, high: int, bytes_max: int) -> list[Entry]:
-        items = self._store.scan(
-            self.table, _KEY.pack(low), _KEY.pack(high + 1), bytes_max=bytes_max, count_max=high - low + 1
-        )
-        if not items:
-            raise self._corrupt(low, "the entry is missing")
         found: list[Entry] = []
         size = 0
-        for index, (key, value) in enumerate(items, low):
-            entry = self._decode(index, key, value)
-            size += len(entry[0])
-            if found and size > bytes_max:
-                break
-            found.append(entry)
+        while low <= high and (size < bytes_max or not found):
+            stop = min(high, low + PIECE_ENTRIES - 1) + 1  # Places say nothing of the size of what is there.
+            items = self._store.scan(
+                self.table, _KEY.pack(low), _KEY.pack(stop), bytes_max=bytes_max - size, count_max=stop - low
+            )
+            if not items:
+                raise self._corrupt(low, "the entry is missing")
+            for key, value in items:
+                entry = self._decode(low, key, value)
+                size += len(entry[0])
+                if found and size > bytes_max:
+                    return found
+                found.append(entry)
+                low += 1
         return found
 
     def _check_terms(self, entries: list[Entry]) -> None:
@@ -612,12 +631,16 @@ class GroupLog:
     def _decode(self, index: int, key: bytes, value: bytes) -> Entry:
         if key != _KEY.pack(index):
             raise self._corrupt(index, "the entry is missing")
-        held = self._journal.entry_at(value)
-        if held is None:
-            raise self._corrupt(index, f"row {row_of(value)} of the recent entries, which holds the entry, is missing")
-        if len(held) <= _HEADER_BYTES:
-            raise self._corrupt(index, "the entry is cut short")
-        entry = decode_entry(self.group, index, held)
+        place = place_in(value)
+        if place is None:
+            if len(value) <= _HEADER_BYTES:
+                raise self._corrupt(index, "the entry is cut short")
+            entry = decode_entry(self.group, index, value)
+        else:
+            held = self._journal.entry_at(place)
+            if held is None:
+                raise self._corrupt(index, f"row {place.row} of the recent entries, which holds the entry, is missing")
+            entry = decode_entry(self.group, index, held) if len(held) > _HEADER_BYTES else None
         if entry is None:
             raise self._corrupt(index, "the entry does not match its checksum")
         return entry
@@ -701,7 +724,8 @@ class GroupLog:
         if self.term_of(index) == term:
             self._rebase(index, term)
         else:
-            self._ops, self.places, self.headers, self.fresh_bytes = [Drop(self.table)], [], [], 0
+            self._ops, self.places, self.headers = [Drop(self.table)], [], []
+            self.places_bytes = self.fresh_bytes = 0
             self._spans, self._placed_last, self.must_file = [], 0, True
             self.filed = self._flying_filed = self._tabled = index
             self._runs, self.tail, self._tail_bytes, self._tail_first = [], [], 0, index + 1
@@ -767,8 +791,9 @@ class GroupLog:
         first, places = self.filed + 1, self.places
         items = [(_KEY.pack(index), place) for index, place in enumerate(places, first)]
         if places:
-            self._add_span(first, row_of(places[0]), len(places))
-            self.places = []
+            self._add_span(first, row_of(places[0]), self.places_bytes)
+            self._placed_last = first + len(places) - 1
+        self.places, self.places_bytes = [], 0
         if self.headers:
             fresh = self.tail[self.flying_last + 1 - self._tail_first :]
             items += [
@@ -782,13 +807,12 @@ class GroupLog:
 
     # -- which rows it needs -------------------------------------------------------------------------------------------
 
-    def _add_span(self, index: int, row: int, count: int) -> None:
+    def _add_span(self, index: int, row: int, size: int) -> None:
         spans = self._spans
         if len(spans) >= SPANS_MAX:  # Coarser: what is said of the first of two is true of the second.
             pairs = zip(spans[::2], spans[1::2], strict=True)
             spans[:] = [(first[0], first[1], first[2] + second[2]) for first, second in pairs]
-        spans.append((index, row, count))
-        self._placed_last = index + count - 1
+        spans.append((index, row, size))
 
     def _cut_spans(self, low: int) -> None:
         """Entries from `low` on are gone."""
@@ -806,19 +830,18 @@ class GroupLog:
         return spans[0][1] if spans else None
 
     @property
-    def placed(self) -> int:
-        """How many entries that are not trimmed are in rows; rather too many."""
-        return sum([count for _, _, count in self._spans]) + len(self.places)
+    def placed_bytes(self) -> int:
+        """About how much of what is not trimmed is in rows."""
+        return sum([size for _, _, size in self._spans]) + self.places_bytes
 
     def move(self, ops: list[Op], count_max: int) -> bool:
         """Bring the oldest entries that are filed as places to the table themselves. False if there is none to move now."""
-        first, row, count = self._spans[0]
+        first, row, rest = self._spans[0]
         low = start = max(first, self.base_index + 1)
-        high = min(self._tabled, self.commit)
-        if low > high:
+        if low > self._tabled:
             return False
         items = self._store.scan(
-            self.table, _KEY.pack(low), _KEY.pack(high + 1), bytes_max=SLICE_BYTES, count_max=count_max + 1
+            self.table, _KEY.pack(low), _KEY.pack(self._tabled + 1), bytes_max=SLICE_BYTES, count_max=count_max + 1
         )
         size = 0
         for index, (key, value) in enumerate(items, low):
@@ -831,10 +854,9 @@ class GroupLog:
             command, _, _ = entry = self._decode(index, key, value)
             ops.append(Put(self.table, key, header_of(self.group, entry) + command))
             size += len(command)
-            count -= 1
         else:
             low += 1
-        self._spans[0] = low, row, max(count, 1)
+        self._spans[0] = low, row, max(rest - size, 0)
         if low > self._placed_last:
             self._spans.clear()
         elif len(self._spans) > 1 and low >= self._spans[1][0]:
@@ -921,18 +943,19 @@ class GroupLog:
 
     def _load_span(self) -> None:
         """From which row on the table needs them. If that takes long to find out, all rows are kept for now."""
-        index, journal = self.base_index + 1, self._journal
-        if index > self.filed or journal.first_row == journal.next_row:
+        journal = self._journal
+        if journal.first_row == journal.next_row:
             return
-        items = self._store.scan(
-            self.table, _KEY.pack(index), b"\xff" * 9, bytes_max=SLICE_BYTES, count_max=SLICE_ENTRIES
-        )
-        placed = next((offset for offset, (_, value) in enumerate(items) if place_in(value) is not None), None)
-        if placed is not None:
-            self._decode(index + placed, *items[placed])
-            self._add_span(index + placed, row_of(items[placed][1]), self.filed + 1 - index - placed)
-        elif index + len(items) <= self.filed:
-            self._add_span(index + len(items), journal.first_row, self.filed + 1 - index - len(items))
+        first = self.base_index + 1
+        items = journal.slice(self.table, first)
+        found = [(at, place) for at, (_, value) in enumerate(items) if (place := place_in(value)) is not None]
+        if found:
+            at, oldest = found[0]
+            self._decode(first + at, *items[at])
+            self._add_span(first + at, oldest.row, sum([place.length for _, place in found]))
+        elif first + len(items) <= self.filed:
+            self._add_span(first + len(items), journal.first_row, 0)
+        self._placed_last = self.filed
 
     def _load_recent(self, recent: Sequence[Found]) -> None:
         """What rows hold behind the table's end. Cuts were filed, so whatever else they hold is in the table as well."""
@@ -950,6 +973,7 @@ class GroupLog:
             self.tail.append(entry)
             self._tail_bytes += len(command)
             self.places.append(place)
+            self.places_bytes += _HEADER_BYTES + len(command)
             self.last_index = index
 
     def _load_runs(self) -> None:

@@ -23,7 +23,8 @@ _ROW: Final = struct.Struct(">II")  # checksum and length of the contents
 ROW_BYTES: Final = _ROW.size  # Before the entries.
 _CONTENTS_LAST: Final = 1 << 31  # In that length: they stand behind the entries. In rows of format 3 they stood before.
 
-_PLACE: Final = struct.Struct(">QII")  # number of the row, offset and length of the entry in it
+#: Number of the row, offset and length of the entry in it, and its checksum: another entry of that index may be elsewhere.
+_PLACE: Final = struct.Struct(">QII4s")
 PLACED: Final = 1 << 63  # In that number. The value of an entry begins with its term, which is never that high.
 pack_place = _PLACE.pack
 _pack = msgpack.Packer(autoreset=True).pack
@@ -39,8 +40,8 @@ class Rows:
     recent_bytes: int = 2 * 1024 * 1024  # Above this, groups are filed; the one that waits longest first.
     filed_every: int = 64  # So many rows are filed before it is noted that opening need not look at them.
     retired_max: int = 64  # Rows deleted by one commit, so that none has to make up for many.
-    kept_min: int = 1024  # Of fewer rows it does not matter that they are kept for a few entries.
-    sparse: int = 4  # They are when fewer than one in so many entries in them is needed.
+    kept_bytes: int = 32 * 1024 * 1024  # Of less it does not matter that it is kept for a few entries.
+    sparse: int = 4  # That is so when less than one byte in so many is needed.
     moved_max: int = 256  # Entries that one commit moves out of such rows.
     commits_every: int = (
         8  # So many commits of many groups share a record of commit indices: a page that all would write.
@@ -51,6 +52,7 @@ class Place(NamedTuple):
     row: int
     offset: int
     length: int
+    checksum: bytes
 
 
 class Found(NamedTuple):
@@ -64,8 +66,8 @@ def place_in(value: bytes) -> Place | None:
     """Where the entry is, if the value in the table of its group says that instead of holding it."""
     if len(value) != _PLACE.size or value[0] < 0x80:
         return None
-    row, offset, length = _PLACE.unpack(value)
-    return Place(row ^ PLACED, offset, length)
+    row, offset, length, checksum = _PLACE.unpack(value)
+    return Place(row ^ PLACED, offset, length, checksum)
 
 
 def row_of(value: bytes) -> int:

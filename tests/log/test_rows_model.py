@@ -75,6 +75,8 @@ class History:
             "TAILS_BYTES": [50, 200, 2000, 1 << 22],
             "CHECKED_ENTRIES": [1, 3, 1024],
             "SLICE_ENTRIES": [1, 3, 4096],
+            "PIECE_ENTRIES": [1, 3, 256],
+            "SPANS_MAX": [2, 4, 64],
         }
         for name, choices in bounds.items():
             patch.setattr(journal_module, name, rng.choice(choices))
@@ -85,7 +87,7 @@ class History:
             recent_bytes=rng.choice([0, 100, 500, 3000, 1 << 21]),
             filed_every=rng.choice([1, 3, 64]),
             retired_max=rng.choice([1, 2, 16]),
-            kept_min=rng.choice([0, 2, 10, 1024]),
+            kept_bytes=rng.choice([0, 100, 1000, 1 << 20]),
             sparse=rng.choice([1, 1, 4]),
             moved_max=rng.choice([1, 2, 256]),
             commits_every=rng.choice([1, 2, 8]),

@@ -133,14 +133,14 @@ class SimDisk:
     @property
     def filed(self) -> int:
         """Rows before this one are not looked at when a node starts, but for what tables point to."""
-        return int.from_bytes(self._table(FILED).values.get(b"rows", b"")[4:], "big")
+        return int.from_bytes(self._table(FILED).values.get(b"rows", b"")[4:12], "big")
 
     def entry(self, group: GroupId, index: int) -> bytes | None:
         """What the disk has as an entry of a group: in its own table, or else in the newest row that counts."""
         filed = self._table(table_of(group)).values.get(index.to_bytes(8, "big"))
         if filed is not None:
             place = place_in(filed)
-            return filed if place is None else self.part(RECENT, place.row.to_bytes(8, "big"), *place[1:])
+            return filed if place is None else self.part(RECENT, place.row.to_bytes(8, "big"), *place[1:3])
         hard = self._table(HARD).values.get(group.to_bytes(4, "big"))
         recent = self._table(RECENT)
         since = 0 if hard is None else msgpack.unpackb(hard[4:])[10]

@@ -516,7 +516,7 @@ class Driver:
         live = [(t, k) for t, base in bases.items() for k in node.disk.keys(t) if int.from_bytes(k, "big") > base]
         table, key = self.rng.choice(self.rng.choice([places, live or places]))
         at = self.rng.getrandbits(20)
-        place = place_in(node.disk.get(table, key) or b"")
+        place = place_in(node.disk.get(table, key) or b"") if table in bases else None
         if place is not None and self.rng.random() < 0.5:  # Not where the entry is said to be, but where it is.
             table, key = RECENT, place.row.to_bytes(8, "big")
             at = 8 * place.offset + at % (8 * place.length)

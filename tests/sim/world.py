@@ -56,14 +56,14 @@ class Profile:
 #: As in earnest, where few commits here make a row; and such that every commit makes one, and rows come and go.
 ROWS: Final = (
     Rows(),
-    Rows(groups_min=1, recent_bytes=400, filed_every=1, retired_max=2, kept_min=2, sparse=1, moved_max=1),
+    Rows(groups_min=1, recent_bytes=400, filed_every=1, retired_max=2, kept_bytes=100, sparse=1, moved_max=1),
     Rows(
         groups_min=1,
         group_bytes_max=100,
         row_bytes_max=200,
         recent_bytes=1500,
         filed_every=3,
-        kept_min=8,
+        kept_bytes=400,
         sparse=2,
         moved_max=3,
     ),

@@ -94,7 +94,8 @@ class SimLogNode(LogNode):
     def __init__(self, config: NodeConfig, **rest: Any) -> None:
         super().__init__(
             replace(
-                config, rows=Rows(groups_min=2, recent_bytes=20_000, filed_every=4, kept_min=16, sparse=2, moved_max=16)
+                config,
+                rows=Rows(groups_min=2, recent_bytes=20_000, filed_every=4, kept_bytes=5_000, sparse=2, moved_max=16),
             ),
             **rest,
         )
