@@ -37,7 +37,6 @@ from holdfast.log.rows import (
     RECENT,
     ROW_BYTES,
     Found,
-    Place,
     Rows,
     decode_row,
     encode_row,
@@ -58,6 +57,7 @@ _KEY: Final = struct.Struct(">Q")
 _CHECKSUM: Final = struct.Struct(">I")
 _CHECKSUM_AT: Final = slice(8, _HEADER_BYTES)  # In the header, and so in an entry on disk.
 _FILED: Final = struct.Struct(">QQ")  # the first row that may not be wholly filed, the first row there is
+_ROWS: Final = b"rows"  # The key of that.
 _BASE_COMMAND: Final = bytes([NOOP])
 _pack = msgpack.Packer(autoreset=True).pack  # One for all: making a packer costs more than packing.
 
@@ -119,19 +119,26 @@ def decode_entry(group: GroupId, index: int, value: bytes) -> Entry | None:
     return (command, index, term) if checksum == crc32(command, crc32(_pack_subject(group, index, term))) else None
 
 
+def with_checksum(key: bytes, record: bytes) -> bytes:
+    return _CHECKSUM.pack(crc32(record, crc32(key))) + record
+
+
+def checked(key: bytes, value: bytes) -> bytes | None:
+    """The record in a value, or None if it does not match its checksum."""
+    if len(value) < _CHECKSUM.size or _CHECKSUM.unpack_from(value)[0] != crc32(value[4:], crc32(key)):
+        return None
+    return value[4:]
+
+
 class Journal:
     """All groups of one node. `take_writes` and `persisted` bracket each durable commit of the store."""
 
     def __init__(self, store: Store, rows: Rows | None = None) -> None:
         self.store = store
         self._bounds = rows or Rows()
-        self._recent: deque[tuple[int, int]] = (
-            deque()
-        )  # (number, bytes) of the rows that are not wholly filed, in order.
+        self._recent: deque[tuple[int, int]] = deque()  # (number, bytes) of the rows not wholly filed, in order.
         self._recent_bytes = 0
-        self._unfiled: dict[
-            GroupId, int
-        ] = {}  # The first row in which each group has entries not filed; the oldest first.
+        self._unfiled: dict[GroupId, int] = {}  # In which row each group's entries not filed begin; the oldest first.
         self.first_row = self.next_row = 1
         self._filed_noted = 0  # As stored: rows before this one are filed.
         self._needed_from = 0  # Rows before this one may go.
@@ -179,12 +186,13 @@ class Journal:
 
     def _load_rows(self) -> dict[GroupId, list[Found]]:
         """The entries in rows that may not be filed. All other rows are only counted: they are read when they are needed."""
-        record = self.store.get(FILED, b"rows")
+        value = self.store.get(FILED, _ROWS)
         oldest = None
-        if record is not None:
-            if len(record) != 4 + _FILED.size or _CHECKSUM.unpack_from(record)[0] != crc32(record[4:]):
+        if value is not None:
+            record = checked(_ROWS, value)
+            if record is None or len(record) != _FILED.size:
                 raise Corrupt(self._path, "the record of the filed rows does not match its checksum")
-            self._filed_noted, oldest = _FILED.unpack_from(record, 4)
+            self._filed_noted, oldest = _FILED.unpack(record)
             self.next_row = max(self._filed_noted, oldest)
         first, last = self.store.first(RECENT), self.store.last(RECENT)
         found: dict[GroupId, list[Found]] = {}
@@ -237,15 +245,10 @@ class Journal:
         """What is not filed, and where to go on: a number is never used twice, or an old mark would hide a row."""
         waiting = [(row_of(log.places[0]), group) for group, log in self.groups.items() if log.places]
         self._unfiled = {group: row for row, group in sorted(waiting)}
+        is_empty = self.first_row == self.next_row
         self.next_row = max([self.next_row, *(log.recent_from for log in self.groups.values())])
-        if self.store.first(RECENT) is None:
+        if is_empty:
             self.first_row = self.next_row
-
-    def entry_at(self, place: Place) -> bytes | None:
-        """As it is on disk, or what is there in its stead. None: there is no such row."""
-        found = self.store.part(RECENT, _KEY.pack(place.row), place.offset, place.length)
-        # It has a checksum of its own, but so has an entry of the same index that was cut off.
-        return b"" if found is not None and found[_CHECKSUM_AT] != place.checksum else found
 
     @property
     def _path(self) -> str:
@@ -284,13 +287,14 @@ class Journal:
         record: bytes = msgpack.packb(
             (tombstone.term, tombstone.vote, epoch.epoch, epoch.members, epoch.seed_index, epoch.seed_term)
         )
-        self._ops.append(Put(TOMBSTONES, key, _CHECKSUM.pack(crc32(record, crc32(key))) + record))
+        self._ops.append(Put(TOMBSTONES, key, with_checksum(key, record)))
 
     def _decode_tombstone(self, key: bytes, value: bytes) -> Tombstone:
-        if len(value) <= 4 or _CHECKSUM.unpack_from(value)[0] != crc32(value[4:], crc32(key)):
+        record = checked(key, value)
+        if not record:
             group = GroupId(int.from_bytes(key, "big"))
             raise Corrupt(self._path, "the record of what was promised in it does not match its checksum", group=group)
-        term, vote, epoch, members, *seed = msgpack.unpackb(value[4:])
+        term, vote, epoch, members, *seed = msgpack.unpackb(record)
         return Tombstone(term, None if vote is None else NodeId(vote), Configuration(epoch, tuple(members), *seed))
 
     def pin(self, peer: NodeId) -> str | None:
@@ -299,15 +303,16 @@ class Journal:
     def set_pin(self, peer: NodeId, disk: str) -> None:
         """Remember a peer's disk: one that comes back with another has lost what it acknowledged."""
         self._pins[peer] = disk
-        key, value = peer.encode(), disk.encode()
-        self._ops.append(Put(PINS, key, _CHECKSUM.pack(crc32(value, crc32(key))) + value))
+        key = peer.encode()
+        self._ops.append(Put(PINS, key, with_checksum(key, disk.encode())))
 
     def _decode_pin(self, key: bytes, value: bytes) -> str:
-        if len(value) < 4 or _CHECKSUM.unpack_from(value)[0] != crc32(value[4:], crc32(key)):
+        record = checked(key, value)
+        if record is None:
             raise Corrupt(
                 self._path, f"the record of the disk of {key.decode(errors='replace')} does not match its checksum"
             )
-        return value[4:].decode()
+        return record.decode()
 
     def clear_pin(self, peer: NodeId) -> None:
         if self._pins.pop(peer, None) is not None:
@@ -322,17 +327,18 @@ class Journal:
             key, commits = number.to_bytes(4, "big"), self._commits.get(number)
             if commits:
                 record: bytes = _pack(commits)
-                ops.append(Put(COMMITS, key, _CHECKSUM.pack(crc32(record, crc32(key))) + record))
+                ops.append(Put(COMMITS, key, with_checksum(key, record)))
             else:
                 ops.append(Cut(COMMITS, key, key + b"\0"))
         self._moved_commits.clear()
 
     def _decode_commits(self, key: bytes, value: bytes) -> dict[GroupId, int]:
-        if len(value) <= 4 or _CHECKSUM.unpack_from(value)[0] != crc32(value[4:], crc32(key)):
+        record = checked(key, value)
+        if not record:
             first = int.from_bytes(key, "big") * COMMITS_GROUPS
             groups = f"groups {first} to {first + COMMITS_GROUPS - 1}"
             raise Corrupt(self._path, f"the record of the commit indices of {groups} does not match its checksum")
-        commits: dict[GroupId, int] = msgpack.unpackb(value[4:], strict_map_key=False)
+        commits: dict[GroupId, int] = msgpack.unpackb(record, strict_map_key=False)
         return commits
 
     def is_settled(self, log: GroupLog) -> bool:
@@ -435,8 +441,7 @@ class Journal:
             self._note_rows(ops)
 
     def _note_rows(self, ops: list[Op]) -> None:
-        record = _FILED.pack(self._filed_noted, self.first_row)
-        ops.append(Put(FILED, b"rows", _CHECKSUM.pack(crc32(record)) + record))
+        ops.append(Put(FILED, _ROWS, with_checksum(_ROWS, _FILED.pack(self._filed_noted, self.first_row))))
 
     def _pass_filed(self) -> int:
         """Which row is the first that is not wholly filed. Opening need not look at those before it."""
@@ -632,16 +637,16 @@ class GroupLog:
         if key != _KEY.pack(index):
             raise self._corrupt(index, "the entry is missing")
         place = place_in(value)
-        if place is None:
-            if len(value) <= _HEADER_BYTES:
-                raise self._corrupt(index, "the entry is cut short")
-            entry = decode_entry(self.group, index, value)
-        else:
-            held = self._journal.entry_at(place)
+        if place is not None:
+            held = self._store.part(RECENT, _KEY.pack(place.row), place.offset, place.length)
             if held is None:
                 raise self._corrupt(index, f"row {place.row} of the recent entries, which holds the entry, is missing")
-            entry = decode_entry(self.group, index, held) if len(held) > _HEADER_BYTES else None
-        if entry is None:
+            value = held
+        if len(value) <= _HEADER_BYTES:
+            raise self._corrupt(index, "the entry is cut short")
+        entry = decode_entry(self.group, index, value)
+        # In an older row there may be another entry of this index, which was cut off, with a checksum of its own.
+        if entry is None or (place is not None and value[_CHECKSUM_AT] != place.checksum):
             raise self._corrupt(index, "the entry does not match its checksum")
         return entry
 

@@ -43,9 +43,7 @@ class Rows:
     kept_bytes: int = 32 * 1024 * 1024  # Of less it does not matter that it is kept for a few entries.
     sparse: int = 4  # That is so when less than one byte in so many is needed.
     moved_max: int = 256  # Entries that one commit moves out of such rows.
-    commits_every: int = (
-        8  # So many commits of many groups share a record of commit indices: a page that all would write.
-    )
+    commits_every: int = 8  # Commits of many groups that share a record of commit indices: a page all would write.
 
 
 class Place(NamedTuple):

@@ -81,6 +81,18 @@ class Box:
         return {group: everything(log) for group, log in self.journal.groups.items()}
 
 
+def go_on_without_the_last(box: Box) -> None:
+    """All other groups write much, and are trimmed."""
+    for _ in range(100):
+        box.append(*MANY[:-1])
+        box.flush()
+        for group in MANY[:-1]:
+            box[group].set_commit(box[group].last_index)
+            if box[group].last_index > 5:
+                box[group].trim(box[group].commit - 5)
+    box.settle()
+
+
 @pytest.fixture(params=["lmdb", "simulated"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     found: Store = (
@@ -257,15 +269,8 @@ def test_an_entry_that_is_never_committed_does_not_keep_rows_for_ever(store: Sto
     box = Box(store, Rows(recent_bytes=2_000, kept_bytes=5_000))
     box.append()
     box.flush()
-    for _ in range(100):
-        box.append(*MANY[:-1])
-        box.flush()
-        for group in MANY[:-1]:
-            box[group].set_commit(box[group].last_index)
-            if box[group].last_index > 5:
-                box[group].trim(box[group].commit - 5)
+    go_on_without_the_last(box)
 
-    box.settle()
     assert box.numbers[0] > 50
     contents = box.contents
     assert [e[1] for e in contents[MANY[-1]]] == [1]
@@ -306,14 +311,7 @@ def test_also_after_opening_a_group_that_writes_alone_does_not_keep_rows_for_eve
         box.append(MANY[-1], size=10)
         box.flush()
     box.reopen()
-    for _ in range(100):
-        box.append(*MANY[:-1])
-        box.flush()
-        for group in MANY[:-1]:
-            box[group].set_commit(box[group].last_index)
-            if box[group].last_index > 5:
-                box[group].trim(box[group].commit - 5)
-    box.settle()
+    go_on_without_the_last(box)
 
     assert len(box.numbers) < 20
     assert len(everything(box[MANY[-1]])) == 6_000 + placed
