@@ -1,23 +1,26 @@
 # Everything a contributor runs. Each target works on a fresh clone with nothing but Python 3.11 or newer.
 MAKEFLAGS += --no-print-directory
 SHELL := /bin/bash
+# Tests start hundreds of processes. Without compiled files, each of them spends half a second on compiling ours again.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SEEDS ?= 2000
 START ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test check lint types fmt sim sim-cluster demo chaos chaos-log grow bench-log bench-e2e bench-snapshots bench-statemachine dev clean
+.PHONY: help setup lock quick quick-tests room test-pythons test check lint types fmt modules sync-client sim sim-cluster sim-soak demo chaos chaos-log fuzz grow bench-log bench-e2e bench-snapshots bench-statemachine dev clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-19s %s\n", $$1, $$2 }'
 
-setup: $(STAMP) ## Make .venv and install everything into it (again only when pyproject.toml changes)
+setup: $(STAMP) ## Make .venv and install everything into it (again only when pyproject.toml or the lock file changes)
 	@:
 
 # A Python counts only if it can make a virtual environment: Debian's lacks ensurepip until python3-venv is installed.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml requirements/dev.txt requirements/build.txt
 	@set -e; \
 	if [ ! -x $(BIN)/python ]; then \
 		for candidate in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -34,8 +37,35 @@ $(STAMP): pyproject.toml
 		$$python -m venv .venv; \
 	fi
 	@echo "==> setup: installing holdfast and its development tools"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(PIP) --require-hashes -r requirements/build.txt
+	@$(PIP) --require-hashes --no-build-isolation -r requirements/dev.txt
+	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
+
+# Universal: one file for every platform and every Python from 3.11 on. UPGRADE=name takes a newer release of one, UPGRADE=all of all.
+LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	--custom-compile-command 'make lock' $(if $(filter all,$(UPGRADE)),--upgrade,$(if $(UPGRADE),--upgrade-package $(UPGRADE)))
+
+lock: setup ## Write the lock files (requirements/) from pyproject.toml: UPGRADE=name or UPGRADE=all for newer releases
+	@$(PIP) 'uv>=0.9,<1'
+	@$(LOCK) --all-extras --group build --output-file requirements/dev.txt pyproject.toml
+	@$(LOCK) --extra server --extra s3 --output-file requirements/image.txt pyproject.toml
+	@$(LOCK) --group build --output-file requirements/build.txt
+
+# At once: types on one core, tests on the other.
+quick: setup ## Lint, types, pure rooms and structure: the inner loop, half a minute
+	@$(MAKE) --jobs=2 --output-sync=target lint types quick-tests
+
+quick-tests: setup ## Only the tests of make quick
+	@echo "==> quick tests"
+	@$(BIN)/python -m tests --quick
+
+room: setup ## Run all tests of one room: ROOM=sdk
+	@$(if $(ROOM),,$(error which room? make room ROOM=sdk))
+	@$(BIN)/python -m pytest -q $(if $(wildcard tests/$(ROOM)),tests/$(ROOM),$(error there is no tests/$(ROOM)))
+
+test-pythons: setup ## Run the quick tests on every supported Python that this machine has
+	@$(BIN)/python -m tests.pythons
 
 test: check ## Lint, check types, run every test: the whole of CI
 	@echo "==> tests"
@@ -50,7 +80,13 @@ lint: setup
 
 types: setup
 	@echo "==> types: mypy --strict"
-	@$(BIN)/mypy --no-error-summary -p holdfast -p tests $(foreach folder,bench examples,$(if $(wildcard $(folder)/*.py),-p $(folder)))
+	@$(BIN)/mypy --no-error-summary -p holdfast -p tests $(foreach folder,bench docs examples,$(if $(wildcard $(folder)/*.py),-p $(folder)))
+
+modules: setup ## Write docs/modules.md from the docstrings
+	@$(BIN)/python -m tests.modules_page
+
+sync-client: setup ## Write sdk/client/synchronous.py from asynchronous.py
+	@$(BIN)/python -m tests.sync_client
 
 fmt: setup ## Format the code and fix what can be fixed
 	@$(BIN)/ruff check --fix .
@@ -68,8 +104,14 @@ chaos: setup ## Faults on a whole cluster under load, and a verdict: SECONDS=180
 sim-cluster: setup ## Simulate whole clusters on SEEDS=n seeds from START=s, one PROFILE=p or all in turn
 	@$(BIN)/python -m tests.sim.cluster --seeds $(SEEDS) --start $(START) $(if $(PROFILE),--profile $(PROFILE)) $(if $(MUTANT),--mutant $(MUTANT))
 
+sim-soak: setup ## Random seeds of both simulators at the lowest priority, adding to out/soak.json: HOURS=1 JOBS=1
+	@$(BIN)/python -m tests.sim.soak --hours $(or $(HOURS),1) --jobs $(or $(JOBS),1)
+
 grow: setup ## Real nodes join, leave and are replaced under load, and are killed meanwhile: SECONDS=120 SEED=n
 	@$(BIN)/python -m tests.cluster.fleet --seconds $(or $(SECONDS),120) $(if $(SEED),--seed $(SEED))
+
+fuzz: setup ## Look for bytes that cost a node more than they may: SECONDS=60 SEED=n
+	@$(BIN)/python -m holdfast.chaos.fuzz --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
 
 chaos-log: setup ## Ten minutes of faults on real processes of the replicated log
 	@$(BIN)/python -m holdfast.chaos.log --seconds 600
@@ -90,5 +132,10 @@ bench-snapshots: setup ## Measure snapshots: cut, upload, restore, restart, catc
 dev: setup ## Run one node with an example service: data in .holdfast/, Ctrl-C stops it
 	@$(BIN)/holdfast dev --app examples.trips:app
 
+.PHONY: docs
+docs: setup ## Build the site of docs/ into build/docs: a broken link or anchor fails
+	@$(BIN)/python -m sphinx -b html -E -W --keep-going -q -d build/doctrees docs build/docs
+	@echo "==> docs: build/docs/index.html"
+
 clean: ## Remove .venv and every cache
-	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+	@rm -rf .venv .venv-3.* .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist docs/reference

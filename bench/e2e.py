@@ -1,7 +1,7 @@
 """Measures whole invocations: HTTP request to HTTP answer, through the log with fsync and a handler process.
 
-    python bench/e2e.py [--nodes 1|3] [--spread] [--work empty,three,ten,counter] [--in-flight 1,64] [--seconds s] [--rounds n]
-                        [--partitions n] [--waiting n]
+    python bench/e2e.py [--nodes 1|3] [--spread] [--work empty,three,ten,counter] [--run-ahead] [--in-flight 1,64]
+                        [--seconds s] [--rounds n] [--partitions n] [--waiting n]
 
 Processes on one machine: the nodes, a handler endpoint (our SDK), and the load: raw HTTP/1.1 over keep-alive connections,
 so that the generator is not what is measured. Everything shares the machine's cores, so rates mean little while anything
@@ -14,6 +14,9 @@ a follower does. With --spread each leads its share, and requests go to all of t
     three      three journaled steps, one after the other
     ten        ten of them
     counter    a virtual object: read, add, write, on 500 keys
+
+three-ahead and ten-ahead are the same with `run_ahead=True`: the code goes on before its step is durable. --run-ahead
+measures each of those right after its strict twin, so that both see the same machine.
 
 With --waiting n, n invocations are begun that wait for an hour, and n more, and what they cost in memory is reported.
 
@@ -74,18 +77,33 @@ async def empty(ctx: Context, number: int) -> int:
     return number
 
 
-@bench.handler
-async def three(ctx: Context, number: int) -> int:
-    for name in ("a", "b", "c"):
+async def run_steps(ctx: Context, names: list[str], number: int) -> int:
+    for name in names:
         number = await ctx.run(name, increase_async, number)
     return number
 
 
 @bench.handler
+async def three(ctx: Context, number: int) -> int:
+    return await run_steps(ctx, ["a", "b", "c"], number)
+
+
+@bench.handler(name="three-ahead", run_ahead=True)
+async def three_ahead(ctx: Context, number: int) -> int:
+    return await run_steps(ctx, ["a", "b", "c"], number)
+
+
+TEN: Final = [f"s{step}" for step in range(10)]
+
+
+@bench.handler
 async def ten(ctx: Context, number: int) -> int:
-    for step in range(10):
-        number = await ctx.run(f"s{step}", increase_async, number)
-    return number
+    return await run_steps(ctx, TEN, number)
+
+
+@bench.handler(name="ten-ahead", run_ahead=True)
+async def ten_ahead(ctx: Context, number: int) -> int:
+    return await run_steps(ctx, TEN, number)
 
 
 @bench.handler
@@ -428,18 +446,20 @@ async def measure(cluster: Cluster, work: str, in_flight: int, seconds: float) -
 def head(nodes: int) -> str:
     names = "".join(f"{f'n{number + 1} us':>8}" for number in range(nodes))
     return (
-        f"{'work':9}{'in fl.':>7}{'inv/s':>8}{'p50 ms':>8}{'p99 ms':>8}{'worst':>8}"
+        f"{'work':12}{'in fl.':>7}{'inv/s':>8}{'p50 ms':>8}{'p99 ms':>8}{'worst':>8}"
         f"{names}{'endp us':>9}{'load us':>9}{'all us':>8}{'fsyncs':>8}{'KiB':>7}{'cmd/b':>7}{'err':>5}"
     )
 
 
 def line(row: Row) -> str:
     return (
-        f"{row.work:9}{row.in_flight:7d}{row.per_s:8.0f}{row.p50_ms:8.2f}{row.p99_ms:8.2f}{row.worst_ms:8.1f}"
+        f"{row.work:12}{row.in_flight:7d}{row.per_s:8.0f}{row.p50_ms:8.2f}{row.p99_ms:8.2f}{row.worst_ms:8.1f}"
         f"{''.join(f'{us:8.0f}' for us in row.nodes_us)}{row.endpoint_us:9.0f}{row.load_us:9.0f}{row.all_us:8.0f}"
         f"{row.fsyncs:8.2f}{row.kib:7.1f}{row.commands_per_batch:7.1f}{row.errors:5d}"
     )
 
+
+AHEAD: Final = ("three", "ten")  # Works that have a twin which runs ahead of its journal.
 
 #: Requests/s at 64 in flight and p50 alone on 2 slow cores with everything on them: the peers in the best configuration of
 #: those tried, and what we want to reach with three nodes.
@@ -454,16 +474,16 @@ TABLE: Final = {
 
 def compare(rows: list[Row]) -> list[str]:
     """The figures of this run beside those of the peers."""
-    lines = [f"{'work':9}" + "".join(f"{name:>29}" for name in (*PEERS, "here", "2 cores, by processor time"))]
+    lines = [f"{'work':12}" + "".join(f"{name:>29}" for name in (*PEERS, "here", "2 cores, by processor time"))]
     for work, peers in TABLE.items():
         mine = [row for row in rows if row.work == work]
         full = sorted((row for row in mine if row.in_flight > 1), key=lambda row: row.all_us)
         alone = sorted((row for row in mine if row.in_flight == 1), key=lambda row: row.p50_ms)
         if not mine:
             continue
-        here = [f"{full[0].per_s:,.0f}/s"] * bool(full) + [f"{alone[0].p50_ms:.1f} ms"] * bool(alone)
+        here = [f"{row.per_s:,.0f}/s" for row in full[:1]] + [f"{row.p50_ms:.1f} ms" for row in alone[:1]]
         could = f"{2e6 / full[0].all_us:,.0f}/s" if full else "-"
-        lines.append(f"{work:9}" + "".join(f"{text:>29}" for text in (*peers, ", ".join(here), could)))
+        lines.append(f"{work:12}" + "".join(f"{text:>29}" for text in (*peers, ", ".join(here), could)))
     return lines
 
 
@@ -541,8 +561,11 @@ async def run(arguments: argparse.Namespace) -> None:
             )
             print(f"nodes {[node.pid for node in nodes]}, endpoint {cluster.endpoint.pid}")
             print(head(len(nodes)), flush=True)
-        for work in list(filter(None, arguments.work.split(","))) * arguments.rounds:
-            for in_flight in map(int, arguments.in_flight.split(",")):
+        works = arguments.work
+        if arguments.run_ahead:
+            works = [each for work in works for each in ([work, f"{work}-ahead"] if work in AHEAD else [work])]
+        for work in works * arguments.rounds:
+            for in_flight in arguments.in_flight:
                 row = await measure(cluster, work, in_flight, arguments.seconds)
                 rows.append(row)
                 if not arguments.json:
@@ -566,6 +589,47 @@ async def run(arguments: argparse.Namespace) -> None:
         )
 
 
+def works(text: str) -> list[str]:
+    """A list of works to measure; an empty one where only --waiting is of interest."""
+    names = list(filter(None, text.split(",")))
+    known = [*TABLE, *(f"{work}-ahead" for work in AHEAD)]
+    if unknown := [name for name in names if name not in known]:
+        raise argparse.ArgumentTypeError(f"unknown work {', '.join(unknown)}; there are {', '.join(known)}")
+    return names
+
+
+def positive(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    return int(text)
+
+
+def positives(text: str) -> list[int]:
+    return [positive(each) for each in text.split(",")]
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=works, default=list(TABLE), help=f"some of {','.join(TABLE)} (default: all)")
+    parser.add_argument(
+        "--run-ahead", action="store_true", help="measure three and ten with run_ahead=True too, each after its twin"
+    )
+    parser.add_argument(
+        "--in-flight", type=positives, default=[1, 64], help="how many requests are under way at once (default 1,64)"
+    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long each work is measured (default 5)")
+    parser.add_argument("--rounds", type=positive, default=1, help="how often all of it is measured (default 1)")
+    parser.add_argument("--nodes", type=int, default=1, choices=(1, 3))
+    parser.add_argument(
+        "--spread", action="store_true", help="every node leads its share and gets its share of requests"
+    )
+    parser.add_argument("--partitions", type=positive, default=4)
+    parser.add_argument("--waiting", type=int, default=0, help="measure the memory of this many waiting invocations")
+    parser.add_argument("--data", help="where the node's directory is made")
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--node"]:
         logging.basicConfig(level=logging.WARNING)
@@ -578,20 +642,7 @@ def main() -> None:
     elif sys.argv[1:2] == ["--load"]:
         job = run_load([*map(int, sys.argv[2].split(","))], sys.argv[3], int(sys.argv[4]), float(sys.argv[5]))
     else:
-        parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-        parser.add_argument("--work", default="empty,three,ten,counter")
-        parser.add_argument("--in-flight", default="1,64")
-        parser.add_argument("--seconds", type=float, default=5.0)
-        parser.add_argument("--rounds", type=int, default=1, help="how often all of it is measured")
-        parser.add_argument("--nodes", type=int, default=1, choices=(1, 3))
-        parser.add_argument(
-            "--spread", action="store_true", help="every node leads its share and gets its share of requests"
-        )
-        parser.add_argument("--partitions", type=int, default=4)
-        parser.add_argument("--waiting", type=int, default=0)
-        parser.add_argument("--data", help="where the node's directory is made")
-        parser.add_argument("--json", action="store_true")
-        job = run(parser.parse_args())
+        job = run(parser().parse_args())
     uvloop.run(job)
 
 

@@ -34,9 +34,9 @@ import uvloop
 
 from holdfast.log.engine import Snapshot
 from holdfast.log.errors import ProposalError
-from holdfast.log.link import Address
 from holdfast.log.node import Group, LogNode, NodeConfig
 from holdfast.log.replica import Committed
+from holdfast.log.sockets import Address
 
 NAMES: Final = ("n1", "n2", "n3")
 GROUPS: Final = (1, 24)

@@ -17,8 +17,10 @@ import time
 
 import uvloop
 
-from holdfast.sdk import Context, Service, protocol
+from holdfast.sdk import Context, Service
 from holdfast.sdk.endpoint import Endpoint, Stream
+from holdfast.sdk.frames import TO_NODE, Ack, Credit, Frame, Output, Start, StepFrame, decode_batch, encode_batch
+from holdfast.sdk.journal import Op, Step, pack_step
 
 IN_FLIGHT = 64
 
@@ -54,38 +56,36 @@ class Node:
         self.open = 0
         self.done = asyncio.get_running_loop().create_future()
 
-    def start(self) -> protocol.Start:
+    def start(self) -> Start:
         self.left -= 1
         self.open += 1
-        step = protocol.pack_step(protocol.Step(protocol.Op.INPUT, "input", [{}], 1, 1, [0, self.payload]))
-        return protocol.Start(
-            os.urandom(16), 1, "bench", self.handler, None, 1, 0, 7, [step], False, None, False, False
-        )
+        step = pack_step(Step(Op.INPUT, "input", [{}], 1, 1, [0, self.payload]))
+        return Start(os.urandom(16), 1, "bench", self.handler, None, 1, 0, 7, [step], False, None, False, False)
 
     async def write(self, message: bytes) -> None:
-        answers: list[protocol.Frame] = []
-        acks: dict[bytes, protocol.Ack] = {}
-        for frame in protocol.decode_batch(message, protocol.TO_NODE):
-            if type(frame) is protocol.StepFrame:
-                acks[frame.invocation] = protocol.Ack(frame.invocation, 1, frame.index + 1)
-            elif type(frame) is protocol.Output:
+        answers: list[Frame] = []
+        acks: dict[bytes, Ack] = {}
+        for frame in decode_batch(message, TO_NODE):
+            if type(frame) is StepFrame:
+                acks[frame.invocation] = Ack(frame.invocation, 1, frame.index + 1)
+            elif type(frame) is Output:
                 acks.pop(frame.invocation, None)
                 self.open -= 1
                 if self.left:
                     answers.append(self.start())
         answers += acks.values()
         if answers:
-            self.stream.receive(protocol.encode_batch(answers))
+            self.stream.receive(encode_batch(answers))
         if not self.left and not self.open and not self.done.done():
             self.done.set_result(None)
 
 
 async def measure(handler: str, payload: bytes, invocations: int) -> float:
     node = Node(handler, payload, invocations)
-    node.stream.receive(protocol.encode_batch([protocol.Credit(2**40)]))
+    node.stream.receive(encode_batch([Credit(2**40)]))
     writer = asyncio.ensure_future(node.stream.run())
     started = time.process_time()
-    node.stream.receive(protocol.encode_batch([node.start() for _ in range(IN_FLIGHT)]))
+    node.stream.receive(encode_batch([node.start() for _ in range(IN_FLIGHT)]))
     await node.done
     used = time.process_time() - started
     node.stream.close()

@@ -40,9 +40,10 @@ from bench.e2e import free_ports
 from bench.pauses import Pauses
 from holdfast.cluster.config import Config, Endpoint
 from holdfast.cluster.node import Node
-from holdfast.cluster.partition import Partition
+from holdfast.cluster.partition.door import Partition
 from holdfast.log.errors import ProposalError
-from holdfast.sdk.protocol import Op, new_id
+from holdfast.sdk.ids import new_id
+from holdfast.sdk.journal import Op
 from holdfast.statemachine.commands import Command, Complete, Invoke, Mode, RecordStep
 
 SECTIONS: Final = ("cut", "restart", "catch-up")

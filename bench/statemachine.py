@@ -19,7 +19,8 @@ from hashlib import blake2b
 
 import lmdb
 
-from holdfast.sdk.protocol import Op, new_id
+from holdfast.sdk.ids import new_id
+from holdfast.sdk.journal import Op
 from holdfast.statemachine.commands import (
     Announce,
     Command,

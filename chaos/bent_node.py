@@ -133,8 +133,9 @@ class Hold(NamedTuple):
 
 
 def holds() -> list[Hold]:
-    from holdfast.cluster import catchup, snapshots
-    from holdfast.cluster.partition import PartitionMachine
+    from holdfast.cluster.partition.machine import PartitionMachine
+    from holdfast.cluster.snapshotting import catchup
+    from holdfast.cluster.snapshotting import service as snapshots
     from holdfast.snapshots import cut
     from holdfast.snapshots.catalog import Catalog
 

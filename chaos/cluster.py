@@ -34,7 +34,7 @@ import aiohttp
 from holdfast.chaos import store
 from holdfast.chaos.bent_node import Bends
 from holdfast.chaos.proxy import Delay, Mode, Pass, Proxy, Throttle
-from holdfast.sdk.protocol import partition_key, partition_of
+from holdfast.sdk.ids import partition_key, partition_of
 
 PORTS: Final = {"peer": 7000, "ingress": 8080, "admin": 9070, "handlers": 9080, "s3": 9000}
 STORE: Final = "s3"

@@ -383,7 +383,7 @@ def _figure(name: str, value: str, color: str = "default") -> Text:
 
 def _key_in(partition: int, mark: str) -> str:
     """An idempotency key whose invocation lies in a partition: the id is computed from it."""
-    from holdfast.sdk.protocol import idempotent_id, partition_of
+    from holdfast.sdk.ids import idempotent_id, partition_of
 
     number = 0
     while partition_of(idempotent_id("orders", None, "place", f"{mark}.{number}"), PARTITIONS) != partition:

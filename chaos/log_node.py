@@ -24,11 +24,11 @@ import msgpack
 
 from holdfast.log.engine import Snapshot
 from holdfast.log.errors import ProposalError
-from holdfast.log.link import Address
 from holdfast.log.messages import GroupId
 from holdfast.log.node import Group, LogNode, NodeConfig
 from holdfast.log.replica import Committed
 from holdfast.log.rows import Rows
+from holdfast.log.sockets import Address
 from holdfast.sdk.loop import new_event_loop
 
 SECRET_VARIABLE = "HOLDFAST_CHAOS_SECRET"

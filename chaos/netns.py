@@ -1,6 +1,8 @@
 """Nodes in network namespaces of their own, joined by a bridge: cuts made by the kernel instead of by a proxy.
 
-Needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN) and the command `ip`; where that is not given, `NotPermitted` says so.
+Needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN), the command `ip`, and a firewall that lets packets cross a bridge; where that
+is not given, `NotPermitted` says so. The firewall is tried out, because nothing else tells: a Docker daemon sets the policy
+for forwarded packets to DROP and filters bridges too, and then namespaces can be made in which nobody hears anybody.
 Everything stays inside this machine: the bridge joins no real interface and the addresses are private ones that no
 other route here uses. All that was made bears one prefix and is removed at the end, also after an error.
 
@@ -10,24 +12,30 @@ resends and recovers as after a pulled cable. A blackhole route would instead fa
 
 from __future__ import annotations
 
+import ctypes
 import ipaddress
 import json
 import os
 import secrets
+import socket
 import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 from itertools import permutations
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from holdfast.chaos.proxy import Blackhole, Cut, Direction, Mode, Pass
 
 NOWHERE = "02:00:00:00:00:01"  # A locally administered hardware address that no interface of ours has.
 DEVICE = "net0"
+PROBE_S: Final = 3.0  # Time for the kernel to resend, on a machine that is busy.
+CLONE_NEWNET: Final = 0x40000000
 
 
 class NotPermitted(Exception):
-    """This machine does not let us make network namespaces."""
+    """This machine does not let us make network namespaces, or lets no packets pass between them."""
 
 
 class Route:
@@ -86,6 +94,51 @@ class Network:
     def up(self, name: str) -> None:
         _ip("link", "set", self._port(name), "up")
 
+    def probe(self, patience_s: float = PROBE_S) -> None:
+        """Connect from each node to each other one, and from here to each; raise `NotPermitted` if one cannot.
+
+        The kernel completes the connections, so sockets are enough: no process is started.
+        """
+        sockets: list[socket.socket] = []
+        try:
+            for name in self._names:
+                listening = self._socket_of(name, sockets)
+                listening.bind((self.address[name], 0))
+                listening.listen(len(self._names) + 1)
+                for dialling in [None, *(other for other in self._names if other != name)]:
+                    link = self._socket_of(dialling, sockets)
+                    link.settimeout(patience_s)
+                    try:
+                        link.connect(listening.getsockname())
+                    except OSError as error:
+                        raise NotPermitted(
+                            f"packets do not pass between network namespaces: {dialling or 'this process'} could not connect "
+                            f"to {name} within {patience_s:g} s ({error}). A firewall drops them; a Docker daemon, for one, "
+                            "sets the FORWARD policy of iptables to DROP"
+                        ) from error
+        finally:
+            for each in sockets:
+                each.close()
+
+    def _socket_of(self, name: str | None, sockets: list[socket.socket]) -> socket.socket:
+        """A socket in a node's namespace, or here. A thread enters the namespace, and ends there."""
+        failures: list[OSError] = []
+
+        def make() -> None:
+            try:
+                if name is not None:
+                    _enter(Path("/run/netns") / self._namespace(name))
+                sockets.append(socket.socket())
+            except OSError as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=make)
+        thread.start()
+        thread.join()
+        if failures:
+            raise NotPermitted(f"the namespace of {name} cannot be entered: {failures[0]}")
+        return sockets[-1]
+
     def apply(self) -> None:
         """Make the kernel's tables say what the routes' modes say."""
         for a, b in permutations(self._names, 2):
@@ -135,6 +188,7 @@ class Network:
         for a, b in permutations(self._names, 2):
             self._bend(a, b, "pass")
             self._applied[a, b] = "pass"
+        self.probe()
 
     def _ip_made(self, make: list[str], remove: list[str]) -> None:
         _ip(*make)
@@ -159,6 +213,14 @@ class Network:
 
 def _swallows(mode: Mode, direction: Direction) -> bool:
     return isinstance(mode, Blackhole) and direction in mode.directions
+
+
+def _enter(namespace: Path) -> None:
+    """Move the calling thread, alone, into a network namespace."""
+    with namespace.open("rb") as file:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(file.fileno(), CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(namespace))
 
 
 def _free_network() -> ipaddress.IPv4Network:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import lmdb
 
-from holdfast.cluster.state import read_applied
+from holdfast.cluster.partition.state import read_applied
 from holdfast.snapshots.errors import SnapshotError
 from holdfast.snapshots.format import SUFFIX, verify
 

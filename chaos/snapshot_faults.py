@@ -19,10 +19,10 @@ from holdfast.chaos.bent_node import Moment
 from holdfast.chaos.cluster import STORE, NodeCluster
 from holdfast.chaos.nemesis import Cluster, Fault, Target, aim
 from holdfast.chaos.proxy import Blackhole, Cut, Delay, Errors, Mode, Pass, Throttle
+from holdfast.cluster.groups import FIRST_PARTITION_GROUP
 
 AIM_S: Final = 12.0
 LOOK_S: Final = 0.002
-FIRST_PARTITION_GROUP: Final = 2  # among the groups of a node's log
 CUT: Final = (Moment.CUT_COPIED, Moment.CUT_NAMED)
 UPLOAD: Final = (Moment.UPLOAD_BEGINS, Moment.UPLOAD_DONE)
 INSTALL: Final = (Moment.FETCHED, Moment.STAGED, Moment.INSTALL_NAMED, Moment.INSTALLED)

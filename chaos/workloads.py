@@ -22,7 +22,7 @@ import aiohttp
 
 from holdfast.chaos.cluster import NodeCluster
 from holdfast.chaos.history import Kind, Outcome, Recorder, Value
-from holdfast.sdk.protocol import format_id, idempotent_id
+from holdfast.sdk.ids import format_id, idempotent_id
 
 SILENCE_S: Final = 8.0  # Beyond what an operation takes by itself: then another node is asked.
 AVOID_S: Final = 5.0  # For so long a client does not prefer a node that was silent.

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from holdfast.cli import client
 from holdfast.cli.client import Failed
-from holdfast.cli.output import admin_option, console, fields, json_option, print_json, table
+from holdfast.cli.output import admin_option, console, counted, fields, json_option, print_json, table
 
 if TYPE_CHECKING:
     from holdfast.snapshots.backups import Manifest
@@ -183,7 +183,7 @@ def verify(id_: str | None, place: str, scratch: Path | None, as_json: bool) -> 
 
     No node is needed. Exit code 1 if not.
     """
-    from holdfast.cluster.snapshots import FIRST_PARTITION_GROUP
+    from holdfast.cluster.groups import FIRST_PARTITION_GROUP
     from holdfast.snapshots import backups
     from holdfast.statemachine.tables import SCHEMA
 
@@ -208,13 +208,17 @@ def verify(id_: str | None, place: str, scratch: Path | None, as_json: bool) -> 
 @backup.command()
 @click.argument("id_", metavar="ID")
 @_from_option
-def delete(id_: str, place: str) -> None:
+@json_option
+def delete(id_: str, place: str, as_json: bool) -> None:
     """Delete a backup, or what an interrupted one left."""
     from holdfast.snapshots import backups
 
     with _errors():
         count = backups.delete_backup(_open(place), id_)
-    click.echo(f"{id_} is deleted: {count} objects.")
+    if as_json:
+        print_json({"id": id_, "objects": count})
+        return
+    click.echo(f"{id_} is deleted: {counted(count, 'object')}.")
 
 
 @click.command()
@@ -238,8 +242,8 @@ def restore(place: str, id_: str | None, file: Path | None, as_json: bool) -> No
     holdfast restore --from s3://backups/orders?region=eu-central-1 --config node.toml
     holdfast serve --config node.toml
     """
+    from holdfast.cluster.backup.restoring import restore as make
     from holdfast.cluster.config import BadConfig, founders_of, load
-    from holdfast.cluster.restoring import restore as make
     from holdfast.log.errors import StorageError
     from holdfast.snapshots import backups
     from holdfast.statemachine.tables import SCHEMA
@@ -294,7 +298,7 @@ def _works(bars: Progress, tasks: dict[int, TaskID], doing: str) -> Callable[[in
 
 
 def _open(place: str) -> Any:
-    from holdfast.snapshots.stores import open_store
+    from holdfast.snapshots.opening import open_store
 
     return open_store(place)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import click
 
 from holdfast.cli import client
 from holdfast.cli.client import Answer, Failed
-from holdfast.cli.output import Function, admin_option, fields, ingress_option, json_option, print_json
+from holdfast.cli.output import Function, admin_option, counted, fields, ingress_option, json_option, print_json
 
 _TARGET_HELP = """\b
 TARGET is service/handler, or service/key/handler for virtual objects and workflows.
@@ -78,11 +79,37 @@ def _body(text: str) -> bytes:
 @click.command(help=f"Call a handler, wait for its outcome and print it.\n\n{_TARGET_HELP}")
 @request_options
 @ingress_option
+@json_option
 def call(
-    target: str, body: str, key: str | None, idempotency_key: str | None, headers: tuple[str, ...], ingress_url: str
+    target: str,
+    body: str,
+    key: str | None,
+    idempotency_key: str | None,
+    headers: tuple[str, ...],
+    ingress_url: str,
+    as_json: bool,
 ) -> None:
     answer = client.checked(_request(ingress_url, target, body, key, idempotency_key, headers))
-    click.echo(answer.body, nl=bool(answer.body) and sys.stdout.isatty())
+    if as_json:
+        print_json({"id": answer.headers.get("x-holdfast-id"), "outcome": _shown(answer.body)})
+    else:
+        # Text ends its line. Bytes that are no text go through unchanged.
+        click.echo(answer.body, nl=_is_text(answer.body) and not answer.body.endswith(b"\n"))
+
+
+def _is_text(body: bytes) -> bool:
+    try:
+        return bool(body.decode())
+    except UnicodeDecodeError:
+        return False
+
+
+def _shown(body: bytes) -> Any:
+    """JSON as JSON, text as text, anything else as {"base64": ...}."""
+    try:
+        return json.loads(body) if body else None
+    except (ValueError, RecursionError):
+        return body.decode() if _is_text(body) else {"base64": base64.b64encode(body).decode()}
 
 
 @click.command(
@@ -138,7 +165,7 @@ def get_state(service: str, key: str, name: str | None, admin_url: str, as_json:
     else:
         fields(shown["state"].items())
     if shown["held_by"] and not as_json:
-        click.echo(f"{shown['held_by']} holds the key, {shown['waiting']} wait.", err=True)
+        click.echo(f"{shown['held_by']} holds the key; {counted(shown['waiting'], 'invocation')} waiting.", err=True)
 
 
 @state.command("set")

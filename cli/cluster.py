@@ -30,17 +30,18 @@ def status(admin_url: str, as_json: bool) -> None:
         return
     leads = Counter(partition["leader"] for partition in shown["partitions"])
     table(
-        ("NODE", "STATE", "ZONE", "ADDRESS", "CONNECTED", "REPLICAS", "LEADS", "NOTE"),
+        ("NODE", "VERSION", "STATE", "ZONE", "ADDRESS", "CONNECTED", "REPLICAS", "LEADS", "NOTE"),
         (
             (
                 node["name"],
+                node.get("version") or "unknown",
                 node["state"],
                 node["zone"] or "",
                 node["address"],
                 "yes" if node["connected"] else "no",
                 node["replicas"],
                 leads[node["name"]],
-                node["error"] or "",
+                "; ".join(["disk full"] * bool(node.get("disk_full")) + [node["error"] or ""] * bool(node["error"])),
             )
             for node in shown["nodes"]
         ),
@@ -63,10 +64,24 @@ def status(admin_url: str, as_json: bool) -> None:
         ),
         empty="There are no partitions.",
     )
+    behind = _behind(shown)
+    if behind:
+        click.echo(f"\n{behind}")
     if shown["changing"]:
         click.echo(f"\nNow: {shown['changing']}")
     if not shown["linearizable"]["nodes"]:
         click.echo("\nNobody leads the meta group: nodes and members may be out of date.", err=True)
+
+
+def _behind(shown: Any) -> str | None:
+    """What keeps the cluster from what its newest release can do."""
+    level, nodes = shown.get("level"), [node for node in shown["nodes"] if node["state"] != "removed"]
+    newest = max((node.get("level") or 0 for node in nodes), default=0)
+    if level is None or level >= newest:
+        return None
+    older = [node["name"] for node in nodes if (node.get("level") or 0) < newest]
+    waits = f": waits for {', '.join(older)}" if older else ""
+    return f"Level {level} of {newest}, which rises when every node is connected and supports it{waits}."
 
 
 @cluster.command()
@@ -132,7 +147,10 @@ def remove(node: str, force: bool, admin_url: str, as_json: bool) -> None:
         client.admin(admin_url, "POST", client.path("cluster", "nodes", node, "remove"), parameters=parameters), as_json
     )
     if not as_json:
-        click.echo("What it held is copied to others. Stop it when it has 0 replicas, and delete its directory.")
+        click.echo(
+            "What it held is copied to others. Its vote in the meta group counts as a replica until it is taken away: stop it "
+            "when `holdfast cluster status` shows 0 replicas, and delete its directory."
+        )
 
 
 @cluster.command()

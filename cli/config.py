@@ -26,14 +26,16 @@ def config() -> None:
 def check(file: Path | None, as_json: bool) -> None:
     """Read the settings as `serve` would: say what is wrong, or print what holds. Secrets are never printed.
 
-    Exit code 1 if a node would not start with them.
+    Notes are about what is allowed and most likely not meant. Exit code 1 if a node would not start.
     """
-    from holdfast.cluster.config import BadConfig, advise, describe, load
+    from holdfast.cluster.config import BadConfig, advise, describe, find_faults, load
 
     try:
         settings = load(file)
     except BadConfig as error:
         raise Failed(str(error)) from None
+    if faults := find_faults(settings):
+        raise Failed("a node cannot start with these settings on this machine", details=faults)
     advice = advise(settings)
     if as_json:
         print_json({"settings": describe(settings), "advice": advice})

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from holdfast.cli import client
+from holdfast.cli.client import Failed
 from holdfast.cli.output import admin_option, age, fields, json_option, print_json, table
 
 
@@ -35,12 +36,13 @@ def register(uri: str, force: bool, metadata: tuple[str, ...], admin_url: str, a
     """
     pairs = dict(_pair(item) for item in metadata)
     body = {"uri": uri, "force": force, "metadata": pairs}
-    answer = client.checked(
-        client.ask(
-            admin_url, "POST", "/deployments", body=json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-    )  # fmt: skip
+    answer = client.ask(
+        admin_url, "POST", "/deployments", body=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+    )
+    try:
+        client.checked(answer)
+    except Failed as error:
+        raise _with_flag(error) from None
     shown = answer.json()
     if as_json:
         print_json(shown)
@@ -48,6 +50,12 @@ def register(uri: str, force: bool, metadata: tuple[str, ...], admin_url: str, a
     done = "Registered" if answer.status == 201 else "Unchanged:"
     click.echo(f"{done} {shown['id']} at {shown['uri']}")
     _print_services(shown)
+
+
+def _with_flag(error: Failed) -> Failed:
+    """The node's hint names the parameter of the API; a person at a terminal has an option."""
+    hint = error.hint.replace("force=true", "--force") if error.hint else None
+    return Failed(error.message, hint, error.details)
 
 
 def _pair(item: str) -> tuple[str, str]:
@@ -83,11 +91,12 @@ def list_deployments(admin_url: str, as_json: bool) -> None:
         print_json(shown)
         return
     table(
-        ("ID", "URI", "SERVICES", "IN FLIGHT", "AGE"),
+        ("ID", "URI", "HEALTH", "SERVICES", "IN FLIGHT", "AGE"),
         (
             (
                 each["id"],
                 each["uri"],
+                _health(each),
                 ", ".join(f"{service['name']}{'' if service['current'] else '*'}" for service in each["services"]),
                 each["in_flight"],
                 age(each["created_at"]),
@@ -98,6 +107,18 @@ def list_deployments(admin_url: str, as_json: bool) -> None:
     )
     if any(not service["current"] for each in shown["deployments"] for service in each["services"]):
         click.echo("* a newer deployment offers it")
+
+
+def _health(deployment: dict[str, Any]) -> str | None:
+    """`ok`, or for how long and why it is down; nothing if no node has had anything for it."""
+    health = deployment.get("health")  # An older node does not say.
+    if health is None or health["status"] == "idle":
+        return None
+    down = [each for each in health["nodes"] if each["down_since"]]
+    if not down:
+        return "ok"
+    nodes = ", ".join(each["node"] for each in down)
+    return f"down for {age(down[0]['down_since'])} ({nodes}): {down[0]['error']}"
 
 
 @deployments.command()
@@ -114,6 +135,7 @@ def describe(id_: str, admin_url: str, as_json: bool) -> None:
         (
             ("id", shown["id"]),
             ("uri", shown["uri"]),
+            ("health", _health(shown)),
             ("in flight", shown["in_flight"]),
             ("reached by", ", ".join(shown["modes"])),
             ("sdk", shown["sdk"]),
@@ -134,7 +156,10 @@ def describe(id_: str, admin_url: str, as_json: bool) -> None:
 def remove(id_: str, force: bool, admin_url: str, as_json: bool) -> None:
     """Remove a deployment that is drained: nothing runs on it, and newer ones offer its services."""
     parameters = {"force": "true"} if force else None
-    shown = client.admin(admin_url, "DELETE", client.path("deployments", id_), parameters=parameters)
+    try:
+        shown = client.admin(admin_url, "DELETE", client.path("deployments", id_), parameters=parameters)
+    except Failed as error:
+        raise _with_flag(error) from None
     print_json(shown) if as_json else click.echo(f"Removed {id_}")
 
 

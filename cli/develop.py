@@ -21,7 +21,8 @@ import click
 
 from holdfast import __version__
 from holdfast.cli.client import Failed
-from holdfast.cli.run import running, until_told
+from holdfast.cli.failures import Reporter
+from holdfast.cli.lifecycle import running, until_told
 from holdfast.cluster.errors import Circumstance, EndpointFailed
 
 if TYPE_CHECKING:
@@ -40,9 +41,11 @@ NOT_IMPORTED: Final = 3  # The exit code of `python -m holdfast.sdk` when the mo
 async def develop(config: Config, *, app: str | None, handlers_port: int, reload: bool) -> None:
     if app is not None:
         await _check_free(handlers_port)
-    async with running(config) as node:
+    closed = f"the handlers of {app} are not registered yet: holdfast dev is starting them" if app is not None else ""
+    async with running(config, closed=closed) as node:
         handlers = Handlers(node, app, handlers_port, reload=reload) if app is not None else None
         _greet(node, handlers)
+        node.observe(Reporter())
         tasks = [asyncio.create_task(until_told())]
         if handlers is not None:
             tasks.append(asyncio.create_task(handlers.run()))
@@ -131,6 +134,7 @@ class Handlers:
             if not self.reload:
                 raise Failed(f"{self.app} cannot be run (see above)")
             click.echo("Waiting for a change of its files.")
+            self._still_closed(f"{self.app} cannot be run: the output of holdfast dev says why")
             await changed
             return
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
@@ -157,15 +161,22 @@ class Handlers:
                 await asyncio.sleep(0.1)  # It is still starting; if it ends instead, `run` notices.
             except Circumstance as error:
                 click.echo(f"{self.app} cannot be registered: {error.message}", err=True)
+                self._still_closed(f"{self.app} cannot be registered: {error.message}")
                 if error.hint:
                     click.echo(error.hint, err=True)
                 return
+        self.node.closed = ""
         deployment = registered.deployment
         names = ", ".join(f"{service.name} ({service.kind})" for service in deployment.services)
         click.echo(f"\nProcess {process.pid} serves {names}.")
         if not self._greeted:
             self._greeted = True
             click.echo(f"Try:  {example(self.node.ingress_url, deployment)}")
+
+    def _still_closed(self, reason: str) -> None:
+        """Unless handlers were registered before: those answer when they are back."""
+        if self.node.closed:
+            self.node.closed = reason
 
     async def _stop(self, process: asyncio.subprocess.Process) -> None:
         if process.returncode is None:

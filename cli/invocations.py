@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import click
 
 from holdfast.cli import client
 from holdfast.cli.client import Failed
-from holdfast.cli.output import Function, admin_option, age, fields, json_option, print_json, size, table
+from holdfast.cli.output import Function, admin_option, age, counted, fields, json_option, print_json, size, table
+from holdfast.cluster.durations import format_duration_ms
 
-_FILTERS = ("status", "service", "handler", "key", "deployment", "older_than")
+_FILTERS = (
+    "status", "service", "handler", "key", "deployment", "older_than", "outcome", "since", "until", "idempotency_key",
+)  # fmt: skip
 
 
 def filters(command: Function) -> Function:
@@ -27,6 +31,10 @@ def filters(command: Function) -> Function:
             click.option("--key", help="Of this key of a virtual object or workflow."),
             click.option("--deployment", help="Pinned to this deployment."),
             click.option("--older-than", metavar="DURATION", help="Begun longer ago: 10m, 2h, 1d."),
+            click.option("--outcome", help="Completed, with one or more: succeeded, failed, cancelled, killed."),
+            click.option("--since", metavar="TIME", help="Begun then or later: 2h (ago), 2026-11-18T04:00:00Z."),
+            click.option("--until", metavar="TIME", help="Begun before: 2h (ago), 2026-11-18T04:00:00Z."),
+            click.option("--idempotency-key", help="Begun with this Idempotency-Key."),
         )
     ):
         command = option(command)
@@ -44,10 +52,11 @@ def invocations() -> None:
 @admin_option
 @json_option
 def list_invocations(limit: int, admin_url: str, as_json: bool, **chosen: str | None) -> None:
-    """List invocations that match every given option.
+    """List the newest invocations that match every given option.
 
     \b
     holdfast invocations list --status active
+    holdfast invocations list --outcome failed --since 1h
     holdfast invocations list --status paused,backing-off --service trips --older-than 10m
     """
     found: list[dict[str, Any]] = []
@@ -106,6 +115,7 @@ def describe(id_: str, admin_url: str, as_json: bool) -> None:
                 "last failure",
                 f"{failure['message']} (attempt {failure['attempt']}, {failure['at']})" if failure else None,
             ),
+            ("  at", _frames(failure)),
             ("deployment", shown["deployment"]),
             ("called by", f"{caller['id']}, step {caller['step']}" if caller else None),
             ("steps copied from", shown["steps_copied_from"]),
@@ -116,22 +126,54 @@ def describe(id_: str, admin_url: str, as_json: bool) -> None:
     )
     click.echo()
     print_journal(journal)
+    history = shown.get("attempt_history")  # An older node does not say.
+    if history:
+        click.echo("\nAttempts that ended neither in an outcome nor by waiting, newest last:")
+        table(
+            ("ATTEMPT", "STARTED", "LASTED", "ENDED", "NODE", "DEPLOYMENT", "ERROR"),
+            (
+                (each["attempt"], each["started_at"], _lasted(each["started_at"], each["ended_at"]), each["how"],
+                 each["node"], each["deployment"], each["error"] and each["error"]["message"])
+                for each in history
+            ),
+            empty="",
+        )  # fmt: skip
+
+
+def _frames(failure: dict[str, Any] | None) -> str | None:
+    """Where an exception came from, the innermost frame first."""
+    return ", ".join(reversed(failure["trace"])) if failure and failure.get("trace") else None
+
+
+def _lasted(began: str | None, ended: str | None) -> str:
+    if began is None or ended is None:
+        return ""
+    seconds = (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds()
+    return format_duration_ms(max(round(seconds * 1000), 0))
 
 
 def _sizes(shown: dict[str, Any]) -> str:
     journal = f"{size(shown['journal_bytes'])} of journal"
     large = shown.get("large_values", 0)  # An older node does not say.
-    return f"{journal}, {size(shown['large_bytes'])} in {large} large values" if large else journal
+    return f"{journal}, {size(shown['large_bytes'])} in {counted(large, 'large value')}" if large else journal
 
 
 def print_journal(journal: dict[str, Any]) -> None:
     table(
-        ("STEP", "OP", "WHAT", "OUTCOME"),
-        ((step["index"], step["op"], _what(step), _outcome(step)) for step in journal["steps"]),
+        ("STEP", "OP", "WHAT", "BEGAN", "TOOK", "ATTEMPT", "OUTCOME"),
+        (
+            (step["index"], step["op"], _what(step), step.get("began_at"), _took(step), step.get("attempt"), _outcome(step))
+            for step in journal["steps"]
+        ),
         empty="The journal is empty.",
-    )
+    )  # fmt: skip
     if journal["next"] is not None:
         click.echo(f"There are more: holdfast invocations journal --start {journal['next']}", err=True)
+
+
+def _took(step: dict[str, Any]) -> str | None:
+    duration = step.get("duration_ms")
+    return format_duration_ms(duration) if duration is not None and step["op"] != "input" else None
 
 
 def _what(step: dict[str, Any]) -> str:
@@ -140,6 +182,9 @@ def _what(step: dict[str, Any]) -> str:
     if step["op"] in ("call", "send") and "service" in argument:
         key = f"/{argument.pop('key')}" if "key" in argument else ""
         name = f"{argument.pop('service')}{key}/{argument.pop('handler', '')}"
+    trace = argument.pop("trace", None)
+    if trace:
+        argument["at"] = trace[-1]
     rest = ", ".join(f"{field} {_short(value)}" for field, value in argument.items())
     return " ".join(part for part in (name, rest) if part)
 

@@ -64,6 +64,11 @@ def size(count: int) -> str:
     return f"{count / 1024:.1f} GiB"
 
 
+def counted(number: int, noun: str) -> str:
+    """1 large value, 2 large values."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
 

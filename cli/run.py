@@ -3,45 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
-import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from holdfast import __version__
 from holdfast.cli.client import Failed
+from holdfast.cli.lifecycle import running, until_told
 
 if TYPE_CHECKING:
     from holdfast.cluster.config import Config
-    from holdfast.cluster.node import Node
+
+
+#: EX_CONFIG of sysexits.h: starting again will not help. For RestartPreventExitStatus of systemd.
+REMOVED_EXIT_CODE: Final = 78
+
+
+class _Removed(Failed):
+    exit_code = REMOVED_EXIT_CODE
 
 
 @click.command()
 @click.option("--app", metavar="MODULE:VARIABLE", help="Run these handlers too: a service, or a list of services.")
-@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="Of the ingress.")
-@click.option("--admin-port", default=9070, show_default=True, type=click.IntRange(0, 65535), help="Of the admin API.")
-@click.option("--handlers-port", default=9080, show_default=True, type=click.IntRange(1, 65535), help="Of --app.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where both listen.")
+@click.option("--port", show_default="8080", type=click.IntRange(0, 65535), help="Port of the ingress.")
+@click.option("--admin-port", show_default="9070", type=click.IntRange(0, 65535), help="Port of the admin API.")
 @click.option(
-    "--data", default=".holdfast", show_default=True, type=click.Path(path_type=Path), help="Kept over restarts."
+    "--handlers-port", default=9080, show_default=True, type=click.IntRange(1, 65535), help="Port of the --app."
 )
-@click.option("--partitions", default=4, show_default=True, type=click.IntRange(1, 1024), help="Counts for new data.")
+@click.option("--host", show_default="127.0.0.1", help="Address of ingress and admin API.")
+@click.option(
+    "--data",
+    show_default=".holdfast",
+    type=click.Path(path_type=Path),
+    help="Directory of the log and the state, kept over restarts.",
+)
+@click.option(
+    "--partitions", show_default="4", type=click.IntRange(1, 1024), help="Number of partitions of a new data directory."
+)
 @click.option("--reload/--no-reload", default=True, show_default=True, help="Restart the handlers when a file changes.")
 @click.option("--verbose", "-v", is_flag=True, help="Show the node's log.")
 def dev(
     app: str | None,
-    port: int,
-    admin_port: int,
+    port: int | None,
+    admin_port: int | None,
     handlers_port: int,
-    host: str,
-    data: Path,
-    partitions: int,
+    host: str | None,
+    data: Path | None,
+    partitions: int | None,
     reload: bool,
     verbose: bool,
 ) -> None:
@@ -49,26 +63,50 @@ def dev(
 
     The node keeps its log and state in .holdfast/, so a restart goes on where it stopped. The handlers run in a process
     of their own beside it: kill that process in the middle of something, and see the work go on at the right step.
+    The ingress takes requests when they are registered, and answers 503 before.
+
+    Every setting of a node can be given as a HOLDFAST_* variable, as for `serve`; the options here win.
 
     \b
     holdfast dev --app examples.trips:app
     """
     from holdfast.cli.develop import develop
-    from holdfast.cluster.config import Config, Endpoint
+    from holdfast.cluster.config import BadConfig
 
-    config = Config(
-        node="dev",
-        cluster="dev",
-        data=data,
-        partitions=partitions,
-        ingress=Endpoint(host, port),
-        admin=Endpoint(host, admin_port),
-        peer=Endpoint("127.0.0.1", 0),
-    )
+    try:
+        config = _dev_config(host=host, port=port, admin_port=admin_port, data=data, partitions=partitions)
+    except BadConfig as error:
+        raise Failed(str(error)) from None
     _log(verbose)
     if app is not None and ":" not in app:
         raise click.BadParameter(f"{app!r} is not MODULE:VARIABLE, as in examples.trips:app", param_hint="--app")
     _run(develop(config, app=app, handlers_port=handlers_port, reload=reload), config)
+
+
+def _dev_config(
+    *, host: str | None, port: int | None, admin_port: int | None, data: Path | None, partitions: int | None
+) -> Config:
+    """Settings for development, then HOLDFAST_* variables, then the options that were given."""
+    from holdfast.cluster.config import DEV_PARTITIONS, BadConfig, Endpoint, load
+
+    defaults = {"node": "dev", "cluster": "dev", "peer": "127.0.0.1:0", "partitions": DEV_PARTITIONS}
+    config = load(None, defaults=defaults)
+    if config.peers or config.founders not in ((), (config.node,)):
+        raise BadConfig(
+            "HOLDFAST_PEERS, HOLDFAST_FOUNDERS: holdfast dev runs one node alone; unset them, "
+            "or run a node of a cluster with holdfast serve"
+        )
+
+    def place(of: Endpoint, port: int | None) -> Endpoint:
+        return Endpoint(of.host if host is None else host, of.port if port is None else port)
+
+    return replace(
+        config,
+        ingress=place(config.ingress, port),
+        admin=place(config.admin, admin_port),
+        data=config.data if data is None else data,
+        partitions=config.partitions if partitions is None else partitions,
+    )
 
 
 @click.command()
@@ -99,44 +137,43 @@ def serve(file: Path | None) -> None:
 
 
 async def _serve(config: Config) -> None:
+    """Until told to stop, also while it starts: SIGTERM right after the first answer must not be taken for a kill."""
+    told = asyncio.ensure_future(until_told())
+    serving = asyncio.ensure_future(_serve_until_removed(config))
+    try:
+        await asyncio.wait({told, serving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        told.cancel()
+        await asyncio.gather(told, return_exceptions=True)
+    if not serving.done():
+        serving.cancel()
+        await asyncio.wait({serving})
+    if not serving.cancelled():
+        serving.result()
+
+
+async def _serve_until_removed(config: Config) -> None:
+    from holdfast.cluster.members.founding import NodeRemoved
+
     async with running(config) as node:
         click.echo(
             f"Holdfast {__version__}: node {config.node} of cluster {config.cluster}, data in {config.data}, "
             f"ingress {node.ingress_url}, admin {node.admin_url}"
         )
-        await until_told()
+        await node.until_removed()
+    raise NodeRemoved(config.node)
 
 
-@contextlib.asynccontextmanager
-async def running(config: Config) -> AsyncIterator[Node]:
-    """A started node, stopped at the end."""
-    from holdfast.cluster.node import Node
-
-    node = Node(config)
-    await node.start()
-    try:
-        yield node
-    finally:
-        await node.stop()
-
-
-async def until_told() -> None:
-    """Until SIGTERM or Ctrl-C."""
-    told = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
-    try:
-        await told.wait()
-    finally:
-        # A second Ctrl-C ends the process at once: whatever is acknowledged is on disk anyway.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
+def _addresses(config: Config) -> str:
+    """Where a node listens, for people."""
+    found = {"ingress": config.ingress, "admin": config.admin, "peer": config.peer if config.peers else None}
+    return ", ".join(f"{name} {at}" for name, at in {**found, "health": config.health}.items() if at is not None)
 
 
 def _run(program: Coroutine[Any, Any, None], config: Config) -> None:
     """Run it on the fast loop, and say in a sentence what keeps it from running."""
     from holdfast.cluster.config import BadConfig
+    from holdfast.cluster.members.founding import NodeRemoved
     from holdfast.log.errors import StorageError
     from holdfast.sdk.loop import new_event_loop
 
@@ -147,13 +184,15 @@ def _run(program: Coroutine[Any, Any, None], config: Config) -> None:
         raise click.exceptions.Exit(130) from None
     except BadConfig as error:
         raise Failed(str(error), "holdfast config check explains the settings") from None
+    except NodeRemoved as error:
+        raise _Removed(str(error), error.advice) from None
     except StorageError as error:
         raise Failed(f"the data directory cannot be used: {error}") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise Failed(
                 f"a port is taken: {error.strerror or error}",
-                f"is another node running? This one wants {config.ingress} and {config.admin}; "
+                f"is another node running? This one wants {_addresses(config)}; "
                 "choose others (dev: --port, --admin-port, --handlers-port)",
             ) from None
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

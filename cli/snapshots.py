@@ -97,7 +97,7 @@ def verify(file: str, store: str | None, as_json: bool) -> None:
     """Read a snapshot FILE to its end: is every byte what was written? No node is needed. Exit code 1 if not."""
     from holdfast.snapshots.errors import SnapshotError
     from holdfast.snapshots.format import verify as verify_file
-    from holdfast.snapshots.stores import open_store
+    from holdfast.snapshots.opening import open_store
     from holdfast.snapshots.transfer import fetch_blocking
     from holdfast.snapshots.work import Work
 

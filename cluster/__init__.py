@@ -3,4 +3,8 @@
 Nothing is here yet; ARCHITECTURE.md says what will be.
 """
 
+from holdfast import require_asserts
+
 assert __name__ == "holdfast.cluster", f"import holdfast.cluster, not {__name__}"
+
+require_asserts("A Holdfast node")

@@ -9,9 +9,12 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shlex
+import stat
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -46,70 +49,93 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Config:
-    """One node. Every bound that a request can meet is here."""
+    """One node. Every bound that a request can meet is here.
 
-    node: str = "n1"
-    cluster: str = "holdfast"
-    data: Path = Path(".holdfast")
-    partitions: int = DEFAULT_PARTITIONS  # Counts when the cluster is made; later the cluster's own number holds.
+    The comment on a field, or above it, is its text in the reference (docs/generate.py).
+    """
 
-    ingress: Endpoint = Endpoint("127.0.0.1", 8080)
-    admin: Endpoint = Endpoint("127.0.0.1", 9070)
-    peer: Endpoint = Endpoint("127.0.0.1", 5122)
-    advertise: Endpoint | None = None  # where the others reach `peer`, if not there: our own entry in peers
-    peers: Mapping[str, Endpoint] = field(default_factory=dict)  # the others
-    founders: tuple[str, ...] = ()  # who forms the cluster; none named: this node and its peers
-    restored: str = ""  # what the cluster was made from, if from a backup: as `holdfast restore` said
-    replication: int = 3  # replicas of each partition, if there are as many nodes
-    zone: str = ""  # replicas of a partition are kept in different ones: a host, a rack
-    public_ingress_url: str = ""  # what others are told of us, where they reach us by another address than ours
-    public_admin_url: str = ""
+    node: str = "n1"  # Name of this node, unique in the cluster for ever.
+    cluster: str = "holdfast"  # Name of the cluster, the same on every node.
+    data: Path = Path(".holdfast")  # Directory for log, state and snapshots, on a local disk.
+    partitions: int = DEFAULT_PARTITIONS  # Number of partitions. Counts only when the cluster is formed.
+
+    ingress: Endpoint = Endpoint("127.0.0.1", 8080)  # Where clients reach this node.
+    admin: Endpoint = Endpoint("127.0.0.1", 9070)  # Where the admin API listens.
+    peer: Endpoint = Endpoint("127.0.0.1", 5122)  # Where other nodes connect.
+    # Where a thread answers liveness probes, even while the event loop hangs.
+    health: Endpoint | None = None
+    # The address at which other nodes reach `peer`, if it differs. Default: this node's own entry in `peers`.
+    advertise: Endpoint | None = None
+    peers: Mapping[str, Endpoint] = field(default_factory=dict)  # Names and addresses of the nodes.
+    founders: tuple[str, ...] = ()  # The nodes that form the cluster. Never changes.
+    # For a node that joins a cluster made from a backup: the value that `holdfast restore` printed.
+    restored: str = ""
+    replication: int = 3  # Replicas of each partition, if there are that many nodes.
+    zone: str = ""  # A host or rack. Replicas of one partition are placed in different zones.
+    # Address of the ingress as others see it, if it differs from `ingress`.
+    public_ingress_url: str = ""
+    public_admin_url: str = ""  # Address of the admin API as others see it, if it differs from `admin`.
     secret: bytes | None = field(default=None, repr=False)
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    tls_ca: Path | None = None
+    # File with the secret by which nodes prove themselves to each other: at least 16 bytes.
+    secret_file: Path | None = None
+    tls_cert: Path | None = None  # Certificate of this node, for TLS between nodes instead of a secret.
+    tls_key: Path | None = None  # Private key of that certificate.
+    tls_ca: Path | None = None  # Certificate of the authority that signs the certificates of all nodes.
 
-    body_bytes_max: int = 4 * MIB
-    blob_threshold_bytes: int = 256 * 1024  # a larger value is kept once, beside the journals that refer to it
-    requests_max: int = 10_000  # in progress at the ingress, those that wait for an outcome included
-    request_bytes_max: int = 256 * MIB  # of all bodies in progress
-    connections_max: int = 20_000
-    attempts_max: int = 1000  # running at a time, per deployment
-    log_bytes_max: int = 16 * 1024 * MIB
-    state_bytes_max: int = 16 * 1024 * MIB  # per partition
-    # These become part of a partition's state, because all replicas must draw the same line: whoever leads it sees to that.
-    # Give all nodes the same.
-    journal_steps_max: int = 100_000  # per invocation; beyond, it is paused,
-    journal_bytes_max: int = 64 * MIB
-    journal_blob_bytes_max: int = 256 * MIB  # of large values, which are kept beside the journal
-    completed_max: int = 1_000_000  # per partition; beyond, the oldest go before their retention is over,
-    completed_bytes_max: int = 4 * 1024 * MIB
-    free_bytes_min: int = 64 * MIB
+    body_bytes_max: int = 4 * MIB  # Size of a request's body, up to 32 MiB. Over it: 413.
+    # Larger values are stored once, beside the journals that refer to them.
+    blob_threshold_bytes: int = 256 * 1024
+    # Requests in progress at the ingress, including those that wait for an outcome. Over it: 429.
+    requests_max: int = 10_000
+    request_bytes_max: int = 256 * MIB  # Total size of all bodies in progress.
+    connections_max: int = 20_000  # Connections at the ingress.
+    # How long an invocation is paused before clients that wait for it get 503.
+    paused_answer_after: float = 10.0
+    attempts_max: int = 1000  # Attempts that run at the same time, per deployment.
+    log_bytes_max: int = 16 * 1024 * MIB  # Size of the log of this node.
+    state_bytes_max: int = 16 * 1024 * MIB  # Size of the state, per partition.
+    # The bounds below become part of a partition's state, because all replicas must draw the same line: the leader sees to
+    # that. Give all nodes the same.
 
-    snapshots: str = (
-        ""  # a store that all nodes share: s3://bucket/prefix?..., a mounted directory; none: each has its own
-    )
-    blobs: str = (
-        "auto"  # where large values go: "store", that is the one above, or "log"; "auto": there if there is one
-    )
-    snapshot_entries: int = 100_000  # a partition cuts one after so many entries of its log,
-    snapshot_bytes: int = 256 * MIB  # or so many bytes,
-    snapshot_age: float = 3600.0  # or so many seconds, if anything happened,
-    snapshot_interval: float = 30.0  # but not more often than this
-    snapshot_keep: int = 2  # of each partition, on each node, and in the store
-    snapshot_rate_bytes: int = 64 * MIB  # per second, that this node fetches
-    log_tail: int = 10_000  # entries that stay in the log before a snapshot, for nodes that were away for a moment
+    # Steps of one invocation. Beyond, its code gets `JournalTooLong`, and has a tenth in reserve. Same on every node.
+    journal_steps_max: int = 100_000
+    journal_bytes_max: int = 64 * MIB  # Bytes in the journal of one invocation. Same on every node.
+    # Bytes of the large values of one journal. Same on every node.
+    journal_blob_bytes_max: int = 256 * MIB
+    # Completed invocations kept per partition. Beyond, the oldest go before their retention ends.
+    completed_max: int = 1_000_000
+    completed_bytes_max: int = 4 * 1024 * MIB  # Bytes of completed invocations kept per partition.
+    free_bytes_min: int = 64 * MIB  # Free disk space below which a node accepts nothing more.
+
+    # Store that all nodes share: `s3://bucket/prefix?...` or a mounted directory. Default: each node keeps its own.
+    snapshots: str = ""
+    # Where large values are kept: `store` (the one above), `log`, or `auto`: the store if there is one.
+    blobs: str = "auto"
+    snapshot_entries: int = 100_000  # A partition cuts a snapshot after this many log entries.
+    snapshot_bytes: int = 256 * MIB  # A partition cuts a snapshot after this many bytes of log.
+    snapshot_age: float = 3600.0  # A partition cuts a snapshot after this time, if anything happened.
+    snapshot_interval: float = 30.0  # Shortest time between two snapshots of a partition.
+    snapshot_keep: int = 2  # Snapshots kept of each partition, on each node and in the store.
+    snapshot_rate_bytes: int = 64 * MIB  # Bytes per second at which this node fetches snapshots.
+    # Entries that stay in the log behind a snapshot, for nodes that were away for a moment.
+    log_tail: int = 10_000
 
 
-def load(path: Path | None, environ: Mapping[str, str] | None = None) -> Config:
-    """The file, if there is one, then the variables. Raises BadConfig."""
-    values: dict[str, Any] = {}
+def load(
+    path: Path | None, environ: Mapping[str, str] | None = None, defaults: Mapping[str, Any] | None = None
+) -> Config:
+    """The file, if there is one, then the variables. `defaults`: instead of those of `Config`. Raises BadConfig."""
+    values: dict[str, Any] = dict(defaults or {})
     where: dict[str, str] = {}
     if path is not None:
         for name, value in _read(path).items():
             values[name], where[name] = value, f"{path}: {name}"
     for variable, text in sorted((os.environ if environ is None else environ).items()):
-        if variable.startswith("HOLDFAST_") and variable not in _OTHER_VARIABLES:
+        if (
+            variable.startswith("HOLDFAST_")
+            and variable not in _OTHER_VARIABLES
+            and not _KUBERNETES.fullmatch(variable)
+        ):
             name = variable.removeprefix("HOLDFAST_").lower()
             values[name], where[name] = text, variable
     return build(values, where)
@@ -127,7 +153,9 @@ def build(values: Mapping[str, Any], where: Mapping[str, str] | None = None) -> 
             known = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(_SETTINGS))}"
             raise BadConfig(f"{place}: there is no such setting; {known}")
         try:
-            settings["secret" if name == "secret_file" else name] = read(value)
+            settings[name] = read(value)
+            if name == "secret_file":
+                settings["secret"] = read_secret(settings[name])
         except (ValueError, OSError) as error:
             raise BadConfig(f"{place}: {error}") from None
     config = Config(**settings)
@@ -148,6 +176,20 @@ def _check_together(config: Config) -> None:
         raise BadConfig(
             "secret: a cluster of several nodes needs one, the same on each: set secret_file, or tls_cert, tls_key, tls_ca"
         )
+    doors = {"ingress": config.ingress, "admin": config.admin, "peer": config.peer}
+    if config.health is not None:
+        doors["health"] = config.health
+    for (one, first), (other, second) in combinations(doors.items(), 2):
+        if _overlap(first, second):
+            raise BadConfig(f"{one}, {other}: both listen on port {first.port}; give each a port of its own")
+    named: dict[str, str] = {}
+    own = config.advertise or config.peer
+    for name, place in sorted({**config.peers, config.node: own}.items()):
+        if place.port and (before := named.setdefault(str(place), name)) != name:
+            raise BadConfig(
+                f"peers: {before} and {name} have the same address, {place}; give each node its own "
+                "(of this node it is `advertise`, or else `peer`)"
+            )
     if config.request_bytes_max < config.body_bytes_max:
         raise BadConfig(
             f"request_bytes_max: {_size(config.request_bytes_max)} for all bodies in progress are less than "
@@ -159,6 +201,11 @@ def _check_together(config: Config) -> None:
         )
     if config.node not in config.founders and config.founders and not config.peers:
         raise BadConfig(f"peers: {config.node} is not among the founders, so it needs the address of a node to join")
+
+
+def _overlap(one: Endpoint, other: Endpoint) -> bool:
+    """Whether two doors of one machine cannot be open at the same time. Port 0 is any free one."""
+    return one.port == other.port != 0 and (one.host == other.host or not {one.host, other.host}.isdisjoint(_ANYWHERE))
 
 
 def describe(config: Config) -> dict[str, str]:
@@ -184,10 +231,37 @@ def founders_of(config: Config) -> tuple[str, ...]:
     return tuple(sorted(set(config.founders or (config.node, *config.peers))))
 
 
+def find_faults(config: Config) -> list[str]:
+    """What keeps a node with these settings from starting on this machine, as far as it can be told without starting."""
+    path = config.data.absolute()
+    # Not Path.exists: it raises where we may not look.
+    there = next(each for each in (path, *path.parents) if os.path.exists(each))
+    if not there.is_dir():
+        return [f"data: {there} is not a directory; name another place, or move it away"]
+    if not os.access(there, os.W_OK | os.X_OK):
+        return [
+            f"data: {there} cannot be written to by user {os.geteuid()}; make it writable (chown, chmod, "
+            "or remount the file system), or name another place"
+        ]
+    return []
+
+
 def advise(config: Config) -> list[str]:
     """What is allowed and most likely not meant."""
     found = []
     founders = founders_of(config)
+    for name, file in (("secret_file", config.secret_file), ("tls_key", config.tls_key)):
+        if file is not None and file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~stat.S_IXGRP & ~stat.S_IXOTH:
+            found.append(
+                f"{name}: other users of this machine can read or write {file}; chmod 600 {shlex.quote(str(file))}"
+            )
+    nodes = {*founders, *config.peers, config.node}
+    if config.replication > len(nodes) and (len(nodes) > 1 or config.replication != Config.replication):
+        found.append(
+            f"replication: {config.replication} replicas of each partition are wanted, and the settings name "
+            f"{len(nodes)} node{'s' * (len(nodes) > 1)}: there are fewer replicas until nodes are added; "
+            "lower it, or add nodes"
+        )
     absent = [name for name in founders if name != config.node and name not in config.peers]
     if absent:
         found.append(
@@ -299,6 +373,10 @@ def read_url(value: Any) -> str:
     if value == "":
         return ""
     parts = urlsplit(value) if isinstance(value, str) else None
+    if parts is not None and "@" in parts.netloc:
+        raise ValueError(
+            f"the URL of {parts.hostname} has credentials in it, which everybody would see; write it without them"
+        )
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ValueError(f"{value!r:.80} is not a URL, as in http://10.0.0.1:8080")
     return str(value).rstrip("/")
@@ -311,8 +389,7 @@ def read_file(value: Any) -> Path:
         return path
 
 
-def read_secret_file(value: Any) -> bytes:
-    path = read_path(value)
+def read_secret(path: Path) -> bytes:
     secret = path.read_bytes().strip()
     if len(secret) < 16:
         raise ValueError(f"{path} holds {len(secret)} bytes; a secret has at least 16 (try: openssl rand -hex 32)")
@@ -399,6 +476,7 @@ _SETTINGS: Final[dict[str, Callable[[Any], Any]]] = {
     "ingress": read_endpoint,
     "admin": read_endpoint,
     "peer": read_endpoint,
+    "health": read_endpoint,
     "advertise": read_endpoint,
     "peers": read_peers,
     "founders": read_names,
@@ -407,7 +485,7 @@ _SETTINGS: Final[dict[str, Callable[[Any], Any]]] = {
     "zone": read_zone,
     "public_ingress_url": read_url,
     "public_admin_url": read_url,
-    "secret_file": read_secret_file,
+    "secret_file": read_path,
     "tls_cert": read_file,
     "tls_key": read_file,
     "tls_ca": read_file,
@@ -416,6 +494,7 @@ _SETTINGS: Final[dict[str, Callable[[Any], Any]]] = {
     "requests_max": read_count(1, 1_000_000),
     "request_bytes_max": read_bytes(MIB, 64 * 1024 * MIB),
     "connections_max": read_count(1, 1_000_000),
+    "paused_answer_after": read_seconds(0, 366 * 86400),
     "attempts_max": read_count(1, 1_000_000),
     "log_bytes_max": read_bytes(64 * MIB, 1024 * 1024 * MIB),
     "state_bytes_max": read_bytes(16 * MIB, 1024 * 1024 * MIB),
@@ -437,4 +516,10 @@ _SETTINGS: Final[dict[str, Callable[[Any], Any]]] = {
 }
 #: Variables of the same prefix that are not a node's settings: where the command finds a node.
 _OTHER_VARIABLES: Final = frozenset({"HOLDFAST_ADMIN_URL", "HOLDFAST_INGRESS_URL"})
-assert {each.name for each in fields(Config)} == {*_SETTINGS} - {"secret_file"} | {"secret"}, "every setting is read"
+#: What Kubernetes puts into the environment of every pod for a Service whose name begins with "holdfast".
+_KUBERNETES: Final = re.compile(
+    r"HOLDFAST_(?:[A-Z0-9_]+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT(?:_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)?)"
+)
+_ANYWHERE: Final = frozenset({"0.0.0.0", "::", ""})
+assert {each.name for each in fields(Config)} == {*_SETTINGS, "secret"}, "every setting is read"
+assert not any(_KUBERNETES.fullmatch(f"HOLDFAST_{name.upper()}") for name in _SETTINGS), "none is taken for another's"

@@ -8,10 +8,10 @@ hint says what to do about it. Errors of other rooms are translated by `circumst
 from __future__ import annotations
 
 import json
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from holdfast.log import errors as log_errors
-from holdfast.sdk.protocol import Failure
+from holdfast.sdk.journal import Failure
 from holdfast.statemachine.effects import Result
 
 NOT_READY: Final = (
@@ -102,6 +102,12 @@ class UnsupportedEncoding(Circumstance):
     status = 415
 
 
+class Unprocessable(Circumstance):
+    """The request contradicts an earlier one under the same Idempotency-Key."""
+
+    status = 422
+
+
 class NotReady(Circumstance):
     """The invocation has no outcome yet."""
 
@@ -154,6 +160,12 @@ class Stopping(Unavailable):
     hint = "another node answers, or this one when it is back"
 
 
+class Paused(Circumstance):
+    """The invocation waits for an operator, and so would its caller. It was accepted: asking again finds the same one."""
+
+    status = 503
+
+
 class Internal(Circumstance):
     """We are wrong. The cause is in the log of the node."""
 
@@ -197,6 +209,8 @@ def check(result: Result) -> Result:
             raise Conflict(result.message or "its state does not allow it")
         case 413:
             raise TooLarge(result.message or "too large")
+        case 422:
+            raise Unprocessable(result.message or "it contradicts an earlier request")
         case 507:
             raise Full(result.message or "a bound was reached")
         case 503:
@@ -205,9 +219,14 @@ def check(result: Result) -> Result:
             raise BadRequest(result.message or f"refused with code {result.code}")
 
 
-def error_body(code: int, message: str, *, source: str, hint: str | None) -> bytes:
-    """The one shape of an error, everywhere."""
-    return json.dumps({"code": code, "message": message, "source": source, "hint": hint}).encode()
+def error_body(
+    code: int, message: str, *, source: str, hint: str | None, metadata: dict[str, str] | None = None
+) -> bytes:
+    """The one shape of an error, everywhere. `metadata`: what a handler attached to its `TerminalError`."""
+    shown: dict[str, Any] = {"code": code, "message": message, "source": source, "hint": hint}
+    if metadata:
+        shown["metadata"] = metadata
+    return json.dumps(shown).encode()
 
 
 def status_of(failure: Failure) -> int:

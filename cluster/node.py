@@ -16,48 +16,73 @@ import shutil
 from collections.abc import Callable, Collection
 from typing import Any, ClassVar, Final
 
-from holdfast.cluster.admin import Admin, AdminServer
-from holdfast.cluster.backup import Backups
-from holdfast.cluster.blobs import Stager
-from holdfast.cluster.catchup import CatchUp
+from holdfast.cluster.admin.app import Admin
+from holdfast.cluster.admin.overview import Overview
+from holdfast.cluster.admin.server import AdminServer
+from holdfast.cluster.backup.job import Backups
+from holdfast.cluster.backup.restoring import Plan, read_plan, restored_directory
 from holdfast.cluster.clock import Clock
 from holdfast.cluster.config import DEV_SECRET, Config, Endpoint, read_endpoint, read_name
-from holdfast.cluster.controller import Controller
-from holdfast.cluster.doorman import Doorman
-from holdfast.cluster.endpoint import Timing
-from holdfast.cluster.founding import Forming, Founding, open_founding, read_places, write_founding, write_places
-from holdfast.cluster.handover import Handover
-from holdfast.cluster.ingress import Ingress, IngressServer
-from holdfast.cluster.invoker import Invoker, Limits
-from holdfast.cluster.leader import Leadership, limits_of
-from holdfast.cluster.leftovers import Leftovers
-from holdfast.cluster.metalog import META, MetaLog
-from holdfast.cluster.metrics import Metrics
-from holdfast.cluster.objects import Objects
-from holdfast.cluster.operations import Operations
-from holdfast.cluster.partition import Bounds, Partition, PartitionMachine
-from holdfast.cluster.reader import Reader
-from holdfast.cluster.registry import META_GROUP, MetaMachine, Registry
-from holdfast.cluster.replies import Replies
-from holdfast.cluster.restoring import Plan, read_plan, restored_directory
-from holdfast.cluster.router import Router
-from holdfast.cluster.rpc import Refused, Rpc
-from holdfast.cluster.shown import show_cluster
-from holdfast.cluster.snapshots import Complaints, Snapshots
-from holdfast.cluster.state import State, boot_id
-from holdfast.cluster.watches import Watches
+from holdfast.cluster.groups import FIRST_PARTITION_GROUP, META_GROUP
+from holdfast.cluster.handlers.dispatch import Limits, Timing
+from holdfast.cluster.handlers.health import Healths
+from holdfast.cluster.handlers.invoker import Invoker
+from holdfast.cluster.handlers.metrics import of_handlers
+from holdfast.cluster.http.not_serving import Doorman
+from holdfast.cluster.ingress.ingress import Ingress
+from holdfast.cluster.ingress.metrics import of_ingress
+from holdfast.cluster.ingress.server import IngressServer
+from holdfast.cluster.leading.leadership import Leadership, limits_of
+from holdfast.cluster.members.controller import Controller
+from holdfast.cluster.members.founding import (
+    Forming,
+    Founding,
+    NodeRemoved,
+    open_founding,
+    read_places,
+    write_founding,
+    write_places,
+    write_removed,
+)
+from holdfast.cluster.members.handover import Handover
+from holdfast.cluster.members.leftovers import Leftovers
+from holdfast.cluster.members.metrics import of_members
+from holdfast.cluster.members.operations import Operations
+from holdfast.cluster.members.releases import Releases
+from holdfast.cluster.observe.metrics import Metrics, of_log, of_node
+from holdfast.cluster.observe.watchdog import Watchdog
+from holdfast.cluster.partition.door import Bounds, Observer, Partition
+from holdfast.cluster.partition.machine import PartitionMachine
+from holdfast.cluster.partition.metrics import of_partitions
+from holdfast.cluster.partition.state import State, boot_id
+from holdfast.cluster.peers.rpc import Refused, Rpc
+from holdfast.cluster.registry.machine import MetaMachine
+from holdfast.cluster.registry.metalog import META, MetaLog
+from holdfast.cluster.registry.registry import Registry
+from holdfast.cluster.routing.paused import PausedCallers
+from holdfast.cluster.routing.reader import Reader
+from holdfast.cluster.routing.replies import Replies
+from holdfast.cluster.routing.router import Router
+from holdfast.cluster.routing.watches import Watches
+from holdfast.cluster.snapshotting.catchup import CatchUp
+from holdfast.cluster.snapshotting.complaints import Complaints
+from holdfast.cluster.snapshotting.metrics import of_snapshots
+from holdfast.cluster.snapshotting.service import Snapshots
+from holdfast.cluster.values.metrics import of_values
+from holdfast.cluster.values.shared_store import Objects
+from holdfast.cluster.values.staging import Stager
 from holdfast.log import engine
+from holdfast.log.connection import LinkLimits
 from holdfast.log.errors import ProposalError, WrongDirectory
-from holdfast.log.link import Address, LinkLimits, TlsFiles
 from holdfast.log.messages import GroupId
 from holdfast.log.node import Group, LogNode, NodeConfig, exit_process
 from holdfast.log.replica import Machine
+from holdfast.log.sockets import Address, TlsFiles
 from holdfast.snapshots.work import in_thread
 from holdfast.statemachine.members import REMOVED, PutNode
 
 logger = logging.getLogger(__name__)
 
-FIRST_PARTITION_GROUP: Final = 2
 #: Around a payload in a command: names, headers, numbers.
 COMMAND_HEAD_BYTES: Final = 1024 * 1024
 #: Of one group, on the way to one peer,
@@ -69,7 +94,8 @@ HANDOVER_S: Final = 4.0
 FINISH_S: Final = 5.0
 FINISH_ALONE_S: Final = 0.5
 LOG_HANDOVER_S: Final = 2.0
-SUSPEND_AMONG_PEERS_S: Final = 0.1
+#: How long a node that was removed says so at its doors, to clients, probes and operators, before it ends.
+REMOVED_S: Final = 10.0
 
 
 class Node:
@@ -95,12 +121,26 @@ class Node:
         self.rpc.listen("places", self._on_places)
         self.meta_log = MetaLog(config.node, self._meta_group, self.rpc)
         self.registry = Registry(self.meta, lambda: self.meta_log)
+        self.releases = Releases(
+            config.node,
+            self.rpc,
+            connected=self._connected,
+            meta=lambda: self.meta.state,
+            leads_meta=lambda: self._meta_group().is_leader,
+            propose=self.registry.propose,
+        )
         self.hosted: dict[int, Partition] = {}  # The partitions of which this node has a replica.
+        self._observer: Observer | None = None
         self._every: dict[int, Partition] = {}  # And those it had one of: their logs are still here.
         self.machines: dict[int, PartitionMachine] = {}
         self.ingress: IngressServer | None = None
         self.admin: AdminServer | None = None
+        self.paused_callers: PausedCallers | None = None
         self.stopping = False
+        self.closed = ""  # Why the ingress takes no requests, where somebody wants that: `holdfast dev`.
+        self.watchdog = Watchdog(config.health)
+        self.removed = ""  # That the cluster removed this node, in a sentence.
+        self._removed_told: asyncio.Future[None] | None = None  # Done when the doors have said so for a while.
         self.watches: Watches | None = None
         self._timing = timing
         self._boot = boot or boot_id()
@@ -112,6 +152,7 @@ class Node:
             set()
         )  # Partitions that went on while we were away, and that we have not caught up with.
         self._places: dict[str, Address] = {}
+        self._gone: set[str] = set()  # Removed nodes that hold nothing any more.
         self._known: dict[str, Endpoint] = {}  # Where other nodes are, as the cluster says;
         self._heard: dict[str, Endpoint] = {}  # and as nodes say, which may know more than we do.
         command_bytes = config.body_bytes_max + COMMAND_HEAD_BYTES
@@ -138,7 +179,18 @@ class Node:
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open everything on disk, found or join the cluster, lead what falls to us. Raises StorageError or BadConfig."""
+        """Open everything on disk, found or join the cluster, lead what falls to us.
+
+        Raises StorageError, BadConfig or NodeRemoved.
+        """
+        self.watchdog.start()
+        try:
+            await self._start()
+        except BaseException:
+            await self.watchdog.stop()
+            raise
+
+    async def _start(self) -> None:
         config = self.config
         await self._make_rooms()
         try:
@@ -150,9 +202,9 @@ class Node:
             raise
         self._tidy()
         try:
-            if self.founding.founders != (config.node,):
+            if self.founding.founders != (config.node,) or self._heard:
                 await self._doorman.start()
-            await self._join()
+            await self._join_unless_removed()
             await self._open_doors()
             await self._doorman.stop()
             self._watch_store()
@@ -210,11 +262,30 @@ class Node:
             formed=lambda: META_GROUP in self.log.host.replicas,
             connected=self._connected,
             introduction=self._introduction,
-            trouble=self._link_trouble,
+            refusals=self._refusals,
         )
         self.invoker = self._invoker()
         self.invoker.objects = self.objects
+        self.healths = Healths(config.node, self.invoker.endpoints, self.rpc, self._connected)
         self.leftovers.going.update(self._partitions_on_disk())
+
+    async def _join_unless_removed(self) -> None:
+        """A node that was removed while it was down would wait for the others for ever: they tell it, and it ends."""
+        self._removed_told = asyncio.get_running_loop().create_future()
+        joining = asyncio.ensure_future(self._join())
+        try:
+            await asyncio.wait({joining, self._removed_told}, return_when=asyncio.FIRST_COMPLETED)
+            if self.removed and not joining.done():
+                raise NodeRemoved(self.config.node)
+            await joining
+        finally:
+            joining.cancel()
+            await asyncio.gather(joining, return_exceptions=True)
+
+    async def until_removed(self) -> None:
+        """Returns when the cluster has removed this node, and its doors have said so for a while. Stop it then."""
+        assert self._removed_told is not None, "started"
+        await asyncio.shield(self._removed_told)
 
     async def _join(self) -> None:
         """Found the cluster with the others or find it again, host its partitions, lead what falls to us."""
@@ -232,7 +303,7 @@ class Node:
             self._plan.done()
             self._plan = None
         self.invoker.partitions = self.hosted.values()
-        self.invoker.fresh = self.meta_log.fresh
+        self.invoker.fresh = self.registry.fresh = self.meta_log.known
         for number in sorted({*self.machines} - hollow):
             self._adopt(number)
         self.reader = Reader(
@@ -241,14 +312,24 @@ class Node:
             fresh=self.router.fresh,
             elsewhere=self.router.ask_replica,
             objects=self.objects,
+            level=lambda: self.meta.state.level,
         )
         self.rpc.serve("read", self.reader.serve)
+        self.paused_callers = PausedCallers(
+            self._count,
+            self.replies,
+            self.reader,
+            after_s=self.config.paused_answer_after,
+            now_ms=self.clock.now_ms,
+        )
+        self.paused_callers.start()
         self.registry.in_flight = self.reader.in_flight
         self.operations = Operations(
             self.registry,
             self.router,
             self.handover,
             fresh=self.meta_log.fresh,
+            meta_members=lambda: self._meta_group().status().members,
         )
         for number in sorted(hollow):
             self.snapshots.run(self._fill(number))
@@ -263,7 +344,40 @@ class Node:
             lookup=self.reader.lookup,
             load=self.reader.value,
             now_ms=self.clock.now_ms,
+            level=lambda: self.meta.state.level,
             unhealthy=self.unhealthy,
+            warnings=self.warnings,
+            closed=lambda: self.closed,
+        )
+
+    def _overview(self) -> Overview:
+        return Overview(
+            self.config,
+            self.log,
+            self.meta,
+            self.meta_log,
+            self.founding,
+            self.router,
+            self.hosted,
+            self.controller,
+            self.handover,
+            self.operations,
+            self.releases,
+            self.snapshots,
+            self.objects,
+        )
+
+    def _metrics(self, ingress: Ingress, server: IngressServer) -> Metrics:
+        return Metrics(
+            self.reader.statistics_here,
+            lambda: of_node(self.config, self.watchdog),
+            lambda: of_log(self.log),
+            lambda: of_members(self.meta.state.membership, self.handover),
+            lambda: of_partitions(self.partitions),
+            lambda: of_snapshots(self.snapshots),
+            lambda: of_handlers(self.invoker),
+            lambda: of_values(self.stager, self.objects),
+            lambda: of_ingress(ingress, server),
         )
 
     async def _open_doors(self) -> None:
@@ -277,10 +391,13 @@ class Node:
                 self.router,
                 self.reader,
                 now_ms=self.clock.now_ms,
-                cluster=lambda: show_cluster(self),
-                metrics=Metrics(self, self.reader, ingress, self.ingress).scrape,
+                cluster=self._overview().show,
+                metrics=self._metrics(ingress, self.ingress).scrape,
                 unhealthy=self.unhealthy,
+                warnings=self.warnings,
+                removed=lambda: self.removed,
                 operations=self.operations,
+                healths=self.healths.everywhere,
                 snapshots=self.snapshots,
                 backups=self.backups,
             ),
@@ -288,6 +405,8 @@ class Node:
         # The doors open last and close first: no client meets a node that is not there yet, or not any more.
         await self.admin.start(self._doorman.relieve("admin"))
         await self.ingress.start(self._doorman.relieve("ingress"))
+        if self.removed:  # Meanwhile.
+            self._refuse_all()
 
     async def _await_partitions(self) -> None:
         """Until this node has heard how many partitions the cluster has. Whoever leads the meta group decides it, once."""
@@ -324,6 +443,7 @@ class Node:
                 partitions=self.config.partitions,
                 founders=self.founding.founders,
                 replication=self.config.replication,
+                level=await self.releases.common_level(self.founding.founders),
             )
 
     async def _introduce(self) -> None:
@@ -380,6 +500,9 @@ class Node:
             write_places(self.config.data, {name: str(place) for name, place in self._known.items()})
         except OSError as error:  # As on a full disk. Who the peers are now does not depend on it.
             logger.warning("where the other nodes are is not written down: %s", error)
+
+    def _write_removed(self, how: str) -> None:
+        write_removed(self.config.data, how)
 
     def _write_founding(self) -> None:
         write_founding(self.config.data, self.founding)
@@ -447,6 +570,7 @@ class Node:
             on_message=self.rpc.receive,
             on_peer=self._on_peer,
             on_refused=self._on_refused,
+            on_removed=self._on_removed,
             keep_hollow=True,  # `_fill` sees to them.
             applied_at_once=frozenset({GroupId(META_GROUP)}),  # Every node acts on it.
             on_snapshot_wanted=lambda want: self.catch_up.wanted(want),
@@ -458,8 +582,50 @@ class Node:
         logger.error("%s refuses this node: %s", peer, reason)
         self.forming.refused_by[peer] = reason
 
+    def _on_removed(self, peer: str, reason: str) -> None:
+        self._be_removed(f"{peer}: {reason}")
+
+    def _check_removed(self) -> None:
+        """A removed node serves on while it holds a replica or a vote: the others may still need it."""
+        node, membership = self.config.node, self.meta.state.membership
+        mine = membership.nodes.get(node)
+        if mine is None or mine.state != REMOVED or any(node in each.members for each in membership.table.values()):
+            return
+        if META_GROUP not in self.log.host.replicas or node not in self._meta_group().status().members:
+            self._be_removed("the meta group")
+
+    def _be_removed(self, how: str) -> None:
+        if self.removed or self.stopping:
+            return
+        self.removed = f"{NodeRemoved(self.config.node)}: ask another node"
+        logger.warning("%s (known by %s); it stops in %.0f s", NodeRemoved(self.config.node), how, REMOVED_S)
+        try:
+            self._write_removed(how)
+        except OSError as error:  # As on a full disk. After a restart the others tell us again.
+            logger.warning("that this node was removed is not written down: %s", error)
+        self._refuse_all()
+        if self._removed_told is not None:
+            self.log.loop.call_later(REMOVED_S, self._tell_removed, self._removed_told)
+
+    @staticmethod
+    def _tell_removed(told: asyncio.Future[None]) -> None:
+        if not told.done():
+            told.set_result(None)
+
+    def _refuse_all(self) -> None:
+        """Requests would wait for nodes that do not talk to us any more."""
+        if self.ingress is not None:
+            self.ingress.refuse(self.removed)
+        if self.admin is not None:
+            self.admin.leave()
+
     def _why_not_serving(self) -> str:
-        return self.forming.waits_for or "the node is starting, and not in touch with the cluster yet"
+        if self.removed:
+            return self.removed
+        if self.forming.waits_for:
+            return self.forming.waits_for
+        refused = "".join(f"; no link to {peer}: {reason}" for peer, reason in self._refusals().items())
+        return f"the node is starting, and not in touch with the cluster yet{refused}"
 
     def _route(self) -> None:
         config, hosted = self.config, self.hosted
@@ -508,6 +674,7 @@ class Node:
         self.handover.on_round = self._on_round
         self.handover.start()
         self.controller.start()
+        self.releases.start()
         self.leftovers.start()
         self.rpc.serve("join", self._serve_join)
         self.meta.on_change.append(self._on_meta_change)
@@ -516,12 +683,17 @@ class Node:
     def _on_meta_change(self) -> None:
         self.handover.changed()
         self.controller.changed()
+        self.releases.changed()
+        for partition in self.hosted.values():
+            if partition.leadership is not None:
+                partition.leadership.raise_level(self.meta.state.level)
         self.log.loop.call_soon(self._update_peers)
         self.log.loop.call_soon(self.invoker.deployments_changed)
 
     def _on_round(self) -> None:
         """Every few seconds, and when something changed that concerns leaders."""
         self.controller.record()
+        self._check_removed()
         self._tell_places()
 
     def _update_peers(self) -> None:
@@ -546,9 +718,10 @@ class Node:
             self._write_places()
             self._tell_places()
         places = {name: Address(place.host, place.port) for name, place in wanted.items()}
-        if places != self._places:
-            self._places = places
-            self.log.set_peers(places)
+        if (places, gone) != (self._places, self._gone):
+            self._places, self._gone = places, gone
+            self.log.set_peers(places, gone)
+        self._check_removed()
 
     def _tell_places(self) -> None:
         """Who joins, or was away for long, may know too few of us: the one who leads may be the one it would turn away."""
@@ -599,11 +772,9 @@ class Node:
     def _connected(self) -> Collection[str]:
         return self.log.host.sessions.keys()
 
-    def _link_trouble(self, peer: str) -> str | None:
-        """What keeps us from talking to a peer that is there: certificates, secrets, names. Not that it is not there."""
-        link = self.log.links().get(peer)
-        error = None if link is None or link.connected else link.last_error
-        return error if error is not None and ("TLS" in error or "certificate" in error or "secret" in error) else None
+    def _refusals(self) -> dict[str, str]:
+        """Why there is no link to peers that are there: other founders, certificates, secrets. Not that one is not there."""
+        return {peer: link.refused for peer, link in sorted(self.log.links().items()) if link.refused is not None}
 
     def _on_watched(self, invocation: bytes, leader: str) -> None:
         if self.watches is not None:
@@ -616,6 +787,7 @@ class Node:
             self.watches.peer_changed(peer, up=up)
             self.handover.peer_changed(peer, up=up)
             self.controller.changed()
+            self.releases.peer_changed(peer, up=up)
             if not up:
                 self.router.forget_peer(peer)
 
@@ -662,13 +834,17 @@ class Node:
             await self.ingress.stop()
         if self.admin is not None:
             await self.admin.stop()
+        if self.paused_callers is not None:
+            await self.paused_callers.stop()
         await self.invoker.stop(SUSPEND_S)
         for partition in self.partitions:
             self._resign(partition)
         await self.invoker.close()
+        self.meta_log.stop()
         await self.registry.close()
         if self.watches is not None:
             await self.controller.stop()
+            await self.releases.stop()
             await self.handover.stop()
             await self.watches.stop()
         await self.leftovers.stop()
@@ -680,9 +856,16 @@ class Node:
         await self.log.stop(handover_s=LOG_HANDOVER_S if self.watches is None else 0.0)
         for machine in self.machines.values():
             machine.state.close()
+        await self.watchdog.stop()
 
     def _leads(self) -> bool:
         return any(partition.group.is_leader for partition in self.hosted.values())
+
+    def observe(self, observer: Observer) -> None:
+        """`observer` is told of each command of this node that is applied from now on, and what it did."""
+        self._observer = observer
+        for partition in self._every.values():
+            partition.observer = observer
 
     @property
     def partitions(self) -> list[Partition]:
@@ -736,6 +919,7 @@ class Node:
                 self._adopt(number)
             self.handover.changed()
             self.controller.changed()
+            self.releases.changed()
 
     def _adopt(self, number: int) -> None:
         """A group of the log is here: hold it as a partition while we are a member, and lead it when that falls to us."""
@@ -744,6 +928,7 @@ class Node:
         if partition is None:
             # One for the life of the process: it counts what this process has proposed.
             partition = self._every[number] = Partition(self.machines[number], group, self.clock, bounds=self._bounds)
+            partition.observer = self._observer
             partition.settle = self.replies.settle
             partition.outvoted = lambda: self.handover.outvoted(group)
             self.snapshots.attach(partition)
@@ -771,6 +956,7 @@ class Node:
                 self.replies,
                 self.objects,
                 limits=limits_of(self.config),
+                level=self.meta.state.level,
             )
             partition.leadership = leadership
             leadership.begin()
@@ -788,11 +974,13 @@ class Node:
         """Why requests may fail here now; None: they should not."""
         if self.stopping:
             return "the node is shutting down"
-        if self.watches is None:
+        if self.watches is None or self.removed:
             return self._why_not_serving()
         mine = self.meta.state.membership.nodes.get(self.config.node)
         if mine is not None and mine.state == REMOVED:
-            return "this node was removed from the cluster: stop it, and delete its directory"
+            return (
+                "this node is being removed from the cluster: it must run until it holds nothing, and stops by itself"
+            )
         # A replica keeps the leader it last heard of, which says nothing when that one cannot be reached.
         near = {self.config.node, *self._connected()}
         headless = [number for number in range(self._count) if self.router.leader(number) not in near]
@@ -808,6 +996,17 @@ class Node:
         ):
             return f"there is no room on this node, nor on those that could lead instead: {full}"
         return None
+
+    def warnings(self) -> list[str]:
+        """What an operator should see to although requests are served."""
+        found = []
+        if self.watches is not None:
+            full = self._no_room()
+            if full is not None:
+                found.append(f"there is no room on this node, so it leads nothing: {full}")
+            elsewhere = sorted(self.handover.full - {self.config.node})
+            found += [f"the disk of {name} is full, so it leads nothing" for name in elsewhere]
+        return found
 
     @property
     def ingress_url(self) -> str:

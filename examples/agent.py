@@ -6,7 +6,7 @@ agent is suspended, for minutes or for weeks. The model here is a script, so the
 
     holdfast dev --app examples.agent:app
     curl localhost:8080/agent/trip-1/run/send --json '{"goal": "a weekend in Lisbon", "budget": 900}'
-    curl localhost:8080/agent/trip-1/status
+    curl localhost:8080/agent/trip-1/status -X POST
     curl localhost:8080/agent/trip-1/approve --json '{"approved": true, "by": "Ada"}'
     curl localhost:8080/holdfast/workflow/agent/trip-1/attach
 """

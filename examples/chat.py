@@ -2,7 +2,7 @@
 
 holdfast dev --app examples.chat:app
 curl localhost:8080/chat/ada/say --json '"Good morning"'
-curl localhost:8080/chat/ada/history
+curl localhost:8080/chat/ada/history -X POST
 curl localhost:8080/chat/ada/forget -X POST
 """
 

@@ -1,7 +1,8 @@
-"""Whether pysyncobj is the version that was audited, and what of it is switched off for the whole process.
+"""The check that the installed pysyncobj is the audited one, and the removal of its pickle from the process.
 
-The engine overrides methods of it and relies on others (docs/raft-hardening.md). A silent upgrade could undo a fix or open a
-path that nobody has looked at, so each of these methods is compared with its audited source before the first engine is made.
+The engine overrides some methods of pysyncobj and relies on others (docs/raft-hardening.md). A silent upgrade could undo a fix
+or open a path that was never reviewed, so the source of each of these methods is compared with the audited source before the
+first engine is created.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from holdfast.log.errors import EngineFault, EngineNotAudited
 
 
 def _refuse_pickle(*_: object, **__: object) -> Any:
-    raise EngineFault("pickle is disabled: nothing that came from a peer or a disk is ever unpickled")
+    raise EngineFault("pickle is disabled: bytes from a peer or a disk are never unpickled")
 
 
 pysyncobj.pickle.loads = pysyncobj.pickle.load = _refuse_pickle
 
 
-# What we override, and what we rely on, as audited. A change in any of them needs a new audit, not a new hash.
+# The methods we override and those we rely on, as audited. A change in any of them needs a new audit, not a new hash.
 _OVERRIDDEN: Final = (
     "_SyncObj__sendNextNodeIdx",
     "_SyncObj__sendAppendEntries",
@@ -92,7 +93,7 @@ def source_hashes(parent: type = _parent.SyncObj) -> dict[str, str]:
 
 @cache
 def check_parent() -> None:
-    """Refuse an engine that is not the audited one: a silent upgrade could undo a fix or miss a new path."""
+    """Raise `EngineNotAudited` unless every method has its audited source."""
     try:
         found = source_hashes()
     except (AttributeError, OSError) as error:

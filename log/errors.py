@@ -1,8 +1,8 @@
-"""What can go wrong with a log, by kind.
+"""The errors of the log, by kind.
 
-A *circumstance* (`Refused` and its children, `OutcomeUnknown`) reaches whoever proposed, and says whether the command
-can still take effect: `definite` means it never will. A `StorageError` is about the node's own disk, and most of them stop
-the node. An `EngineFault` is a broken invariant: the node stops, because going on could lose what was acknowledged.
+A `ProposalError` is a circumstance. It reaches the caller that proposed a command and says whether the command can still take
+effect: `definite` means that it never will. A `StorageError` concerns the node's own disk, and most of them stop the node. An
+`EngineFault` is a broken invariant: the node stops, because continuing could lose acknowledged entries.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from pathlib import Path
 
 
 class ProposalError(Exception):
-    """A command was not acknowledged. `definite`: it has not taken effect and never will."""
+    """A command was not acknowledged. `definite`: the command has not taken effect and never will."""
 
     definite: bool = True
     retryable: bool = True
 
 
 class NotLeader(ProposalError):
-    """This node does not lead the group now; `leader` is who does, if known."""
+    """This node does not lead the group; `leader` is the node that does, if known."""
 
     def __init__(self, leader: str | None) -> None:
-        super().__init__(f"not the leader; try {leader}" if leader else "no leader at the moment; try again")
+        super().__init__(
+            f"not the leader; try {leader}" if leader else "the group has no leader at the moment; try again"
+        )
         self.leader = leader
 
 
@@ -30,11 +32,11 @@ class Overloaded(ProposalError):
 
 
 class NoRoom(ProposalError):
-    """A bound on what is stored was reached. Works again when there is room."""
+    """A bound on stored data was reached. Proposals succeed again when there is room."""
 
 
 class NoRoomHere(NoRoom):
-    """The disk of this node, or the log's share of it, is full. Another node may have room, and could lead."""
+    """The disk of this node, or the log's share of it, is full. Another node may have room and could lead."""
 
 
 class TooLarge(ProposalError):
@@ -44,25 +46,25 @@ class TooLarge(ProposalError):
 
 
 class NotHosted(ProposalError):
-    """This node is not a member of the group (any more)."""
+    """This node does not host the group, or no longer does."""
 
 
 class Stopped(ProposalError):
-    """This node has stopped, or is about to: nothing was proposed."""
+    """This node has stopped or is about to stop; the command was not proposed."""
 
 
 class BadChange(ProposalError):
-    """The wished change of members cannot be made."""
+    """The requested change of members is not possible."""
 
     retryable = False
 
 
 class Superseded(ProposalError):
-    """Another leader's entry took the command's place in the log."""
+    """An entry of another leader took the command's place in the log."""
 
 
 class OutcomeUnknown(ProposalError):
-    """The leadership ended before the command was committed. It may take effect, or not."""
+    """The leadership ended before the command was committed. The command may or may not take effect."""
 
     definite = False
 
@@ -85,15 +87,15 @@ class StorageError(Exception):
 
 
 class Corrupt(StorageError):
-    """Bytes on the disk are not the bytes that were written; nothing here repairs acknowledged entries away."""
+    """Bytes on the disk differ from the bytes that were written. Acknowledged entries are never repaired away."""
 
     def __init__(self, path: Path | str, detail: str, group: int | str | None = None, index: int | None = None) -> None:
         place = "".join(
             f", {name} {value}" for name, value in (("group", group), ("index", index)) if value is not None
         )
         super().__init__(
-            f"{path}{place}: {detail}. Restore this node from its peers: keep a copy of the directory if you want "
-            "to look into the cause, then remove it and add the node again under a new name"
+            f"{path}{place}: {detail}. Restore this node from its peers: copy the directory if you want to "
+            "investigate the cause, then remove it and add the node again under a new name"
         )
         self.path = path
         self.detail = detail
@@ -102,7 +104,7 @@ class Corrupt(StorageError):
 
 
 class DirectoryInUse(StorageError):
-    """Another process holds the lock of the data directory."""
+    """Another process holds the lock on the data directory."""
 
     def __init__(self, path: Path, pid: int | None) -> None:
         holder = "another process" if pid is None else f"process {pid}"
@@ -114,7 +116,7 @@ class DirectoryInUse(StorageError):
 
 
 class WrongDirectory(StorageError):
-    """The data directory belongs to another node or cluster, or is not a data directory at all."""
+    """The data directory belongs to another node or cluster, or is not a Holdfast data directory."""
 
     def __init__(self, path: Path, detail: str, advice: str) -> None:
         super().__init__(f"{path}: {detail}. {advice}")
@@ -136,18 +138,18 @@ class WrongVersion(StorageError):
 
 
 class NoSpace(StorageError):
-    """The disk is full. What was staged is kept: committing again, once there is room, writes it."""
+    """The disk is full. Staged writes are kept, and the next commit with enough room writes them."""
 
     retryable = True
 
     def __init__(self, path: Path, detail: str) -> None:
-        super().__init__(f"{path}: {detail}. Free space on this disk; the write is tried again")
+        super().__init__(f"{path}: {detail}. Free space on this disk; the node retries the write")
         self.path = path
         self.detail = detail
 
 
 class DiskFailed(StorageError):
-    """A write or sync failed. What the disk now holds is unknown, so the process must end and start afresh."""
+    """A write or sync failed. The contents of the disk are unknown, so the process must restart."""
 
     def __init__(self, path: Path, detail: str) -> None:
         super().__init__(

@@ -1,9 +1,9 @@
-"""What nodes say to each other about their logs, and the gate every message passes before an engine sees it.
+"""The messages between nodes about their logs, and the checks that every message passes before an engine sees it.
 
 A frame is one msgpack array of messages; a message is an array `[kind, group, epoch, fields...]`. `decode` is total: it returns
-messages whose every field has the right type and lies within its bound, or raises `Malformed`, and the link that
-carried the frame is closed. So the engine never meets a hole in a list of entries, a term from the future of its own
-message, or a number that is not one. Nothing here does I/O.
+messages whose every field has the right type and is within its bound, or raises `Malformed`, and the session that carried the
+frame ends. So the engine never sees a hole in a list of entries, an entry whose term is above its message's, or a value of the
+wrong type. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import Any, Final, NamedTuple, NewType, TypeAlias
 
 import msgpack
 
+from holdfast.sdk.bounds import check_msgpack
+
 NodeId = NewType("NodeId", str)
 GroupId = NewType("GroupId", int)
 
 #: An entry as the engine holds it: (command, index, term). The order is pysyncobj's.
 Entry: TypeAlias = tuple[bytes, int, int]
 
-# The first byte of an entry's command says what it is. 0 and 1 are pysyncobj's numbers.
+# The first byte of an entry's command is its kind. 0 and 1 are pysyncobj's numbers.
 COMMANDS: Final = 0
 NOOP: Final = 1
 SEAL: Final = 4
@@ -35,15 +37,24 @@ ENTRY_BYTES_MAX: Final = 8 * 1024 * 1024
 DETAIL_BYTES_MAX: Final = 64 * 1024
 APP_BYTES_MAX: Final = 16 * 1024 * 1024
 REASON_BYTES_MAX: Final = 1024
-MESSAGES_MAX: Final = 65536
+MESSAGES_MAX: Final = 32768
+#: Bounds on the elements of one frame (lists and their items): always at least `ELEMENTS_MIN`, then one per `ELEMENT_BYTES`
+#: (an entry has two elements and more than 50 bytes), and never more than `ELEMENTS_MAX`.
+ELEMENTS_MIN: Final = 192 * 1024
+ELEMENT_BYTES: Final = 24
+ELEMENTS_MAX: Final = 1024 * 1024
+#: Frames with more elements are split before sending; only frames above this size are counted.
+SPLIT_ELEMENTS: Final = 64 * 1024
+SPLIT_BYTES: Final = 256 * 1024
+DEPTH_MAX: Final = 4  # A frame, its messages, their fields, and tables in them.
 
 
 class Malformed(Exception):
-    """A peer sent what no correct peer sends."""
+    """A peer sent something that no correct peer sends."""
 
 
 class Append(NamedTuple):
-    """Leader to follower: these entries follow (prev_index, prev_term); everything up to `commit` is committed."""
+    """Leader to follower: these entries follow (prev_index, prev_term), and entries up to `commit` are committed."""
 
     term: int
     prev_index: int
@@ -53,14 +64,14 @@ class Append(NamedTuple):
 
 
 class AppendAck(NamedTuple):
-    """Follower to leader: my log equals yours up to `index`, on disk."""
+    """Follower to leader: my log on disk equals yours up to `index`."""
 
     term: int
     index: int  # type: ignore[assignment]
 
 
 class AppendReject(NamedTuple):
-    """Follower to leader: I do not hold (index, its term); try from `hint`. With a higher term: you are deposed."""
+    """Follower to leader: I do not hold entry `index` with that term; try from `hint`. A higher term deposes the leader."""
 
     term: int
     index: int  # type: ignore[assignment]
@@ -68,7 +79,7 @@ class AppendReject(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """Leader to follower: I lead; `commit` is within what you acknowledged. `sequence` numbers the round."""
+    """Leader to follower: I lead. `commit` does not exceed what you acknowledged; `sequence` numbers the round."""
 
     term: int
     commit: int
@@ -76,14 +87,14 @@ class Heartbeat(NamedTuple):
 
 
 class HeartbeatAck(NamedTuple):
-    """Follower to leader: when round `sequence` reached me, nobody with a higher term had my vote."""
+    """Follower to leader: when round `sequence` reached me, no candidate of a higher term had my vote."""
 
     term: int
     sequence: int
 
 
 class PreVote(NamedTuple):
-    """Would you vote for me in `term`? Nothing is promised or stored by asking or answering (Raft thesis §9.6)."""
+    """Would you vote for me in `term`? Asking and answering promise and store nothing (Raft thesis §9.6)."""
 
     term: int
     last_index: int
@@ -91,7 +102,7 @@ class PreVote(NamedTuple):
 
 
 class PreVoteReply(NamedTuple):
-    """`term` is the answerer's own, `asked` the term of the question."""
+    """`term` is the sender's own term, `asked` the term of the question."""
 
     term: int
     asked: int
@@ -99,7 +110,7 @@ class PreVoteReply(NamedTuple):
 
 
 class RequestVote(NamedTuple):
-    """Vote for me in `term`. `transfer`: the leader itself asked me to, so its heartbeats are no reason to refuse."""
+    """Vote for me in `term`. `transfer`: the leader itself asked me, so do not refuse because you hear its heartbeats."""
 
     term: int
     last_index: int
@@ -128,7 +139,7 @@ class Offer(NamedTuple):
 
 
 class Config(NamedTuple):
-    """The group lives in this message's epoch, with these members, and began after (seed_index, seed_term)."""
+    """The group is in this message's epoch, which has these members and began after (seed_index, seed_term)."""
 
     members: tuple[NodeId, ...]
     seed_index: int
@@ -142,23 +153,26 @@ class App(NamedTuple):
 
 
 class Appends(NamedTuple):
-    """Leader to follower: what `Append` says, of several groups and with one entry each: group, epoch, term, prev_index,
-    prev_term, commit, the entry's term and its command, of each in turn. It belongs to no group itself."""
+    """Leader to follower: `Append` for several groups with one entry each, as a flat list.
+
+    For each group it has group, epoch, term, prev_index, prev_term, commit, the entry's term and its command. The message
+    itself belongs to no group.
+    """
 
     flat: Sequence[Any]
 
 
 class AppendAcks(NamedTuple):
-    """Follower to leader: what `AppendAck` says, of several groups: group, epoch, term and index of each, in turn.
+    """Follower to leader: `AppendAck` for several groups, as a flat list of group, epoch, term and index.
 
-    It belongs to no group itself.
+    The message itself belongs to no group.
     """
 
     flat: Sequence[int]
 
 
 class Farewell(NamedTuple):
-    """Why this session ends now, from the side that ends it. It belongs to no group and is the last thing said."""
+    """Why the sender ends this session. It is the last message and belongs to no group."""
 
     reason: bytes
 
@@ -210,7 +224,7 @@ KINDS: Final[tuple[type[Any], ...]] = (
     Appends,
 )
 _NUMBER: Final = {kind: number for number, kind in enumerate(KINDS)}
-#: How many fields follow (kind, group, epoch), and which of them are booleans or bytes. The rest are bounded integers.
+#: The number of fields after (kind, group, epoch), and which of them are booleans or bytes. The others are bounded integers.
 _WIDTH: Final = {number: len(kind._fields) for number, kind in enumerate(KINDS)}
 _BOOL_AT: Final = {_NUMBER[PreVoteReply]: 2, _NUMBER[RequestVote]: 3, _NUMBER[Vote]: 1}
 _APPEND: Final = _NUMBER[Append]
@@ -228,18 +242,18 @@ _BYTES_MAX: Final = {_OFFER: DETAIL_BYTES_MAX, _APP: APP_BYTES_MAX, _FAREWELL: R
 _first = itemgetter(0)
 _PLAIN: Final = frozenset({int, bool, float, str, bytes, type(None)})
 _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
-#: What the constructor of a NamedTuple does, without the Python function around it that costs as much again. For the few
-#: that are made for each group in each round; the fields are as many as the class names.
+#: The constructor of a NamedTuple without the Python function around it, which doubles the cost. For the few kinds made for
+#: each group in each round; the caller must pass as many fields as the class has.
 build: Final = tuple.__new__
 
 
 def encode(envelopes: list[Envelope]) -> bytes:
-    """One frame. Entries travel as [term, command, term, command, ...]: their indices follow from `prev_index`."""
+    """Encode one frame. Entries travel as [term, command, term, command, ...]; their indices follow from `prev_index`."""
     rows: list[tuple[Any, ...]] = []
     for group, epoch, message in envelopes:
         if type(message) is Append:
             term, prev_index, prev_term, commit, entries = message
-            if len(entries) == 1:  # As a rule.
+            if len(entries) == 1:  # The usual case.
                 flat: Sequence[Any] = entries[0][2], entries[0][0]
             else:
                 flat = [part for command, _, entry_term in entries for part in (entry_term, command)]
@@ -250,28 +264,60 @@ def encode(envelopes: list[Envelope]) -> bytes:
     return frame
 
 
+def encode_frames(envelopes: list[Envelope], bytes_max: int) -> list[bytes]:
+    """Encode messages as one frame, or as several if they are many.
+
+    A peer that comes back receives a window of every group that we lead in one turn, and parsing all of it at once would block
+    its loop for too long.
+    """
+    frame = encode(envelopes)
+    small = (
+        len(frame) <= bytes_max
+        and len(envelopes) <= MESSAGES_MAX // 2
+        and (len(frame) <= SPLIT_BYTES or _elements(envelopes) <= SPLIT_ELEMENTS)
+    )
+    if small or len(envelopes) == 1:
+        return [frame]
+    middle = len(envelopes) // 2
+    return encode_frames(envelopes[:middle], bytes_max) + encode_frames(envelopes[middle:], bytes_max)
+
+
+def _elements(envelopes: list[Envelope]) -> int:
+    """About how many elements their frame has, as a receiver counts them."""
+    count = 0
+    for _, _, message in envelopes:
+        kind = type(message)
+        if kind is Append:
+            count += 8 + 2 * len(message.entries)  # type: ignore[union-attr]
+        elif kind is Appends or kind is AppendAcks:
+            count += 4 + len(message[0])  # type: ignore[arg-type]
+        else:
+            count += 8
+    return count
+
+
 def alike(some: list[Envelope], others: list[Envelope]) -> bool:
     """Whether two frames are the same. Equality is not enough: as tuples, Vote(1, True) equals AppendAck(1, 1)."""
     if len(some) != len(others):
         return False
-    if all(map(is_, some, others)):  # So it is with what a host sends to followers that keep up.
+    if all(map(is_, some, others)):  # The usual case: followers that keep up receive the same objects.
         return True
     return some == others and all(type(one[2]) is type(other[2]) for one, other in zip(some, others, strict=True))
 
 
-def _shown(value: Any) -> str:
-    """For an error. Of what has parts only the kind: lists in lists in lists could not even be printed."""
+def _printable(value: Any) -> str:
+    """A value for an error text. Containers show only their type, because deep nesting could not be printed."""
     return f"{value!r:.40}" if type(value) in _PLAIN else f"a {type(value).__name__}"
 
 
 def _integers(values: Sequence[Any], what: str) -> None:
     for value in values:
         if type(value) is not int or not 0 <= value <= INT_MAX:
-            raise Malformed(f"{what}: {_shown(value)} is not an integer from 0 to 2^63-1")
+            raise Malformed(f"{what}: {_printable(value)} is not an integer from 0 to 2^63-1")
 
 
 def _entries(flat: Any, term: int, prev_index: int, prev_term: int) -> tuple[Entry, ...]:
-    if type(flat) is list and len(flat) == 2:  # As a rule. What is wrong with it is named below.
+    if type(flat) is list and len(flat) == 2:  # The usual case. Errors are reported below.
         entry_term, command = flat
         if (
             type(entry_term) is int
@@ -283,16 +329,16 @@ def _entries(flat: Any, term: int, prev_index: int, prev_term: int) -> tuple[Ent
         ):
             return ((command, prev_index + 1, entry_term),)
     if type(flat) is not list or len(flat) % 2 or len(flat) > 2 * ENTRIES_MAX:
-        raise Malformed("append: entries are not a bounded list of pairs")
+        raise Malformed("append: entries must be a bounded list of pairs")
     entries: list[Entry] = []
     index, newest = prev_index, prev_term
     pairs = iter(flat)
     for entry_term, command in zip(pairs, pairs, strict=True):
         index += 1
         if type(entry_term) is not int or not newest <= entry_term <= term:
-            raise Malformed(f"append: the term of entry {index} is not between its predecessor's and the leader's")
+            raise Malformed(f"append: the term of entry {index} must be between its predecessor's and the leader's")
         if type(command) is not bytes or not 1 <= len(command) <= ENTRY_BYTES_MAX or command[0] not in ENTRY_KINDS:
-            raise Malformed(f"append: entry {index} is not a command of a known kind and size")
+            raise Malformed(f"append: entry {index} must be a command of known kind and size")
         newest = entry_term
         entries.append((command, index, entry_term))
     if index > INT_MAX:
@@ -302,22 +348,22 @@ def _entries(flat: Any, term: int, prev_index: int, prev_term: int) -> tuple[Ent
 
 def _members(value: Any) -> tuple[NodeId, ...]:
     if type(value) is not list or not 1 <= len(value) <= MEMBERS_MAX:
-        raise Malformed("config: members are not a list of 1 to 15")
+        raise Malformed("config: members must be a list of 1 to 15")
     for name in value:
         if type(name) is not str or not 1 <= len(name.encode(errors="surrogatepass")) <= NODE_BYTES_MAX:
-            raise Malformed("config: a member is not a name of 1 to 64 bytes")
+            raise Malformed("config: a member must be a name of 1 to 64 bytes")
     if value != sorted(set(value)):
-        raise Malformed("config: members are not sorted and distinct")
+        raise Malformed("config: members must be sorted and distinct")
     return tuple(value)
 
 
 def _table(flat: Any, width: int, what: str) -> None:
     if type(flat) is not list or not width <= len(flat) <= width * MESSAGES_MAX or len(flat) % width:
-        raise Malformed(f"{what}: not a bounded list of {width} fields each")
+        raise Malformed(f"{what}: must be a bounded list of {width} fields each")
 
 
 def _all_integers(values: list[Any], what: str) -> None:
-    """As `_integers`, for many: by functions in C."""
+    """As `_integers`, but fast for many values: it uses functions implemented in C."""
     if set(map(type, values)) != {int} or min(values) < 0 or max(values) > INT_MAX:
         _integers(values, what)
 
@@ -340,14 +386,14 @@ def _appends(flat: Any) -> Appends:
         raise Malformed("appends: a group or an index is out of range")
     entry_terms = flat[6::APPENDS_WIDTH]
     if not (all(map(le, flat[4::APPENDS_WIDTH], entry_terms)) and all(map(le, entry_terms, flat[2::APPENDS_WIDTH]))):
-        raise Malformed("appends: the term of an entry is not between its predecessor's and the leader's")
+        raise Malformed("appends: the term of an entry must be between its predecessor's and the leader's")
     if (
         set(map(type, commands)) != {bytes}
         or not 1 <= min(map(len, commands)) <= max(map(len, commands)) <= ENTRY_BYTES_MAX
     ):
-        raise Malformed("appends: an entry is not a command of a known size")
+        raise Malformed("appends: an entry must be a command of known size")
     if not set(map(_first, commands)) <= ENTRY_KINDS:
-        raise Malformed("appends: an entry is not a command of a known kind")
+        raise Malformed("appends: an entry must be a command of known kind")
     return Appends(flat)
 
 
@@ -366,11 +412,11 @@ def _message(number: int, fields: list[Any]) -> Message:
     if number in _BYTES_MAX:
         payload = fields[-1]
         if type(payload) is not bytes or len(payload) > _BYTES_MAX[number]:
-            raise Malformed("the payload is not bytes within its bound")
+            raise Malformed("payload must be bytes within its bound")
         _integers(fields[:-1], "offer")
     elif (flag := _BOOL_AT.get(number)) is not None:
         if type(fields[flag]) is not bool:
-            raise Malformed(f"{KINDS[number].__name__}: field {flag} is not a boolean")
+            raise Malformed(f"{KINDS[number].__name__}: field {flag} must be a boolean")
         _integers(fields[:flag], KINDS[number].__name__)
     else:
         _integers(fields, KINDS[number].__name__)
@@ -381,16 +427,17 @@ def _message(number: int, fields: list[Any]) -> Message:
 def decode(frame: bytes) -> list[Envelope]:
     """The messages of one frame, each checked in full; `Malformed` if any is wrong."""
     try:
+        check_msgpack(frame, min(ELEMENTS_MAX, max(ELEMENTS_MIN, len(frame) // ELEMENT_BYTES)), DEPTH_MAX)
         rows = msgpack.unpackb(frame, raw=False, strict_map_key=True, max_map_len=0, max_ext_len=0)
     except Exception as error:
         raise Malformed(f"not msgpack: {error}") from None
     if type(rows) is not list or len(rows) > MESSAGES_MAX:
-        raise Malformed("a frame is a bounded list of messages")
+        raise Malformed("a frame must be a bounded list of messages")
     envelopes: list[Envelope] = []
     for row in rows:
         if type(row) is not list or len(row) < 3:
-            raise Malformed("a message is a list of kind, group, epoch and fields")
-        # The two most frequent by far. What is wrong with one is named below.
+            raise Malformed("a message must be a list of kind, group, epoch and fields")
+        # The two most frequent kinds by far. Errors in them are reported below.
         if row[0] == _APPEND_ACK and len(row) == 5:
             number, group, epoch, term, index = row
             if (
@@ -420,10 +467,10 @@ def decode(frame: bytes) -> list[Envelope]:
                 continue
         number, group, epoch, *fields = row
         if type(number) is not int or _WIDTH.get(number) != len(fields):
-            raise Malformed(f"unknown kind of message, or a wrong number of fields: {_shown(number)}")
+            raise Malformed(f"unknown kind of message or wrong number of fields: {_printable(number)}")
         if type(group) is not int or not 0 <= group <= GROUP_MAX:
-            raise Malformed(f"group {_shown(group)} is out of range")
+            raise Malformed(f"group {_printable(group)} is out of range")
         if type(epoch) is not int or not 0 <= epoch <= INT_MAX:
-            raise Malformed(f"epoch {_shown(epoch)} is out of range")
+            raise Malformed(f"epoch {_printable(epoch)} is out of range")
         envelopes.append(Envelope(GroupId(group), epoch, _message(number, fields)))
     return envelopes

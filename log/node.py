@@ -1,17 +1,16 @@
-"""The log of one node as the rooms above see it: asyncio around the host.
+"""The log of one node, as the rooms above use it: asyncio around the host.
 
     node = LogNode(NodeConfig(node="n1", cluster="demo", data=path, listen=Address("127.0.0.1", 7001), peers={...},
                               secret=secret), open_machine=lambda group: MyMachine(group))
     await node.start()
     group = node.create_group(1, members=("n1", "n2", "n3"))
-    index = await group.propose(b"command")     # committed on a majority of disks, applied here; or a ProposalError
-    index = await group.read_index()            # what is applied now includes all acknowledged before the call
+    index = await group.propose(b"command")     # committed on a majority of disks and applied here, or a ProposalError
+    index = await group.read_index()            # everything acknowledged before the call is applied here
     await node.stop()
 
-This is the only place where the log meets a clock, a thread and sockets. The loop thread runs turns (`Host.turn`); the writer
-thread does nothing but `Store.commit`, so that an fsync never blocks the loop. Whatever breaks an invariant or the disk ends
-the node: `on_fatal` is called (by default the process exits), because a node that goes on after that could lose what it
-acknowledged.
+This is where the log meets the clock, the writer thread and the links. The loop thread runs turns (`Host.turn`); the writer
+thread only calls `Store.commit`, so an fsync never blocks the loop. A broken invariant or a failed disk ends the node:
+`on_fatal` is called, which exits the process by default, because a node that continued could lose acknowledged entries.
 """
 
 from __future__ import annotations
@@ -21,19 +20,18 @@ import logging
 import os
 import random
 import sys
-import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
-from time import perf_counter
 from typing import Final
 
+from holdfast.log.batches import APP_GROUP
+from holdfast.log.connection import LinkLimits
 from holdfast.log.engine import Limits, Timing
-from holdfast.log.errors import NoSpace, NotHosted, Stopped
-from holdfast.log.host import APP_GROUP, Host
+from holdfast.log.errors import NotHosted, Stopped
+from holdfast.log.host import Host
 from holdfast.log.journal import Journal
-from holdfast.log.link import Address, LinkLimits, Links, LinkStatus, TlsFiles
+from holdfast.log.link import Links, LinkStatus
 from holdfast.log.messages import (
     REASON_BYTES_MAX,
     Envelope,
@@ -44,23 +42,25 @@ from holdfast.log.messages import (
     alike,
     decode,
     encode,
+    encode_frames,
 )
 from holdfast.log.replica import Done, Machine, SnapshotWanted, Status
 from holdfast.log.rows import Rows
+from holdfast.log.sockets import Address, TlsFiles
 from holdfast.log.store import LmdbStore
+from holdfast.log.writer import Writer
 
 logger = logging.getLogger(__name__)
 
 FATAL_EXIT_CODE: Final = 70
-NO_SPACE_RETRY_S: Final = 0.2
-# The writer thread asks for the GIL before its fsync and after it. Python's default lets a busy loop keep it for 5 ms,
-# and every commit waits for that.
+# The writer thread needs the GIL before and after its fsync. By default Python lets a busy loop keep it for 5 ms, and every
+# commit would wait that long.
 SWITCH_INTERVAL_S: Final = 0.0001
 
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """Names, places and bounds of one node."""
+    """Names, addresses, files and bounds of one node."""
 
     node: str
     cluster: str
@@ -79,18 +79,18 @@ class NodeConfig:
 
 @dataclass(frozen=True)
 class Counters:
-    """What the node has done since it started."""
+    """Totals since the node started."""
 
     turns: int
     commits: int
     proposals: int
     dropped: int
-    commit_s: float = 0.0  # spent on commits by the writer thread: writing and fsync
-    commit_s_max: float = 0.0  # the longest of them
+    commit_s: float = 0.0  # Spent on commits by the writer thread: writing and fsync.
+    commit_s_max: float = 0.0  # The longest commit.
 
 
 def exit_process(error: BaseException) -> None:
-    """A node that cannot trust itself stops, at once and visibly. Its log on disk is intact; a restart replays it."""
+    """Stop a node that cannot trust itself, at once and visibly. Its log on disk is intact; a restart replays it."""
     logger.critical("the node stops: %s", error, exc_info=error)
     logging.shutdown()
     os._exit(FATAL_EXIT_CODE)
@@ -104,7 +104,7 @@ class Group:
         self._node = node
 
     def propose(self, command: bytes) -> asyncio.Future[int]:
-        """The index at which the command is committed and applied here. Raises a ProposalError; see `definite`."""
+        """Return the index at which the command was committed and applied here. Raises `ProposalError`; see `definite`."""
         node = self._node
         future = node.loop.create_future()
         if node.is_awake or node.open_for(future):
@@ -115,7 +115,7 @@ class Group:
         return future
 
     def read_index(self) -> asyncio.Future[int]:
-        """Linearizable reads: when this returns, the machine has applied all that was acknowledged before the call."""
+        """For linearizable reads: when this returns, everything acknowledged before the call is applied here."""
         node = self._node
         future = node.loop.create_future()
         if node.open_for(future):
@@ -126,8 +126,10 @@ class Group:
     def change_members(
         self, members: tuple[str, ...], timeout_s: float = 30.0, may_seal: Callable[[], bool] = lambda: True
     ) -> asyncio.Future[int]:
-        """Add, remove or replace one member. The index of the seal that ended the epoch before. For `may_seal`, see
-        `Replica.change_members`; `nudge` has it asked again."""
+        """Add, remove or replace one member. Return the index of the seal that ended the previous epoch.
+
+        For `may_seal`, see `Replica.change_members`; after `nudge` it is asked again.
+        """
         node = self._node
         future = node.loop.create_future()
         if node.open_for(future):
@@ -141,13 +143,13 @@ class Group:
         self._node.wake()
 
     def transfer(self, to: str) -> bool:
-        """Ask another member to lead. True if the wish was accepted; watch `leader` for the result."""
+        """Ask another member to lead. True if the transfer began; watch `leader` for the result."""
         accepted = self._node.host.transfer(self.id, NodeId(to))
         self._node.wake()
         return accepted
 
     def install(self, index: int, term: int, swap: Callable[[], None]) -> bool:
-        """A fetched snapshot takes the place of the state; see `Replica.install`."""
+        """Replace the state by a fetched snapshot; see `Replica.install`."""
         installed = self._node.host.install(self.id, index, term, swap)
         self._node.wake()
         return installed
@@ -158,12 +160,12 @@ class Group:
 
     @property
     def is_transferring(self) -> bool:
-        """Whether this node leads, and waits for another one to take over."""
+        """Whether this node leads and waits for another node to take over."""
         return self._node.host.replicas[self.id].engine.transferee is not None
 
     @property
     def is_leader(self) -> bool:
-        """Whether this node believes to lead. Somebody newer may: nothing is safe that rests on this alone."""
+        """Whether this node believes that it leads. A newer leader may exist, so do not rely on this for safety."""
         return self._node.host.replicas[self.id].engine.is_leader
 
     @property
@@ -191,6 +193,7 @@ class LogNode:
         on_message: Callable[[str, bytes], None] = lambda *_: None,
         on_peer: Callable[[str, bool], None] = lambda *_: None,
         on_refused: Callable[[str, str], None] = lambda *_: None,
+        on_removed: Callable[[str, str], None] = lambda *_: None,
         on_snapshot_wanted: Callable[[SnapshotWanted], Awaitable[None]] | None = None,
         on_forgotten: Callable[[GroupId], None] = lambda _: None,
         on_fatal: Callable[[BaseException], None] = exit_process,
@@ -206,15 +209,16 @@ class LogNode:
         self._on_message = on_message
         self._on_peer = on_peer
         self._on_refused = on_refused
+        self._on_removed = on_removed
         self._on_snapshot_wanted = on_snapshot_wanted
         self._on_forgotten = on_forgotten
         self._on_fatal = on_fatal
         self._turns = self._commits = 0
-        self.is_awake = False  # Whether a turn is due. Not any more when the node has ended.
+        self.is_awake = False  # Whether a turn is due. Always false once the node has ended.
         self._stopping = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._encoded: tuple[list[Envelope], bytes] = [], b""
+        self._encoded: tuple[list[Envelope], list[bytes]] = [], []
         self._fetching: dict[GroupId, asyncio.Task[None]] = {}
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -251,7 +255,7 @@ class LogNode:
         self._links.set_peers(config.peers)
         self.wake()
 
-    # The disk, the network, the thread and the dice. A simulated node overrides these, and nothing else.
+    # The disk, the network, the thread and the random numbers. A simulated node overrides these and nothing else.
 
     def _open_store(self) -> LmdbStore:
         config = self.config
@@ -277,6 +281,7 @@ class LogNode:
             on_down=self._on_down,
             on_frame=self._on_frame,
             on_fatal=self._fatal,
+            on_removed=self._on_removed,
             limits=config.link_limits,
         )
 
@@ -287,10 +292,10 @@ class LogNode:
         return random.Random()
 
     async def stop(self, handover_s: float = 2.0) -> None:
-        """Hand leaderships over, then stop. What is acknowledged is on disk at any moment, so this is courtesy."""
+        """Hand leaderships over, then stop. Acknowledged entries are always on disk, so this only avoids elections."""
         deadline = self.loop.time() + handover_s
         terms: dict[GroupId, int] = {}
-        # A node that has ended already has no turns any more, so nobody would be asked.
+        # A node that has already ended runs no more turns, so it would ask no peer.
         while not self._stopping and self.loop.time() < deadline and self._hand_over(terms):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         self._stopping, self.is_awake = True, False
@@ -304,7 +309,7 @@ class LogNode:
         self._store.close()
 
     def _abandon(self) -> None:
-        """There will be no more turns. Nobody waits for one for ever."""
+        """There will be no more turns: fail every caller that still waits."""
         for replica in self.host.replicas.values():
             replica.stop()
             self.host.results += replica.results
@@ -312,16 +317,16 @@ class LogNode:
         self._answer_waiting()
 
     def open_for(self, future: asyncio.Future[int]) -> bool:
-        """Whether somebody who asks now will be answered by a turn. If not, this is the answer."""
+        """Whether a turn will answer `future`. If not, fail it now."""
         if self._stopping:
-            future.set_exception(Stopped(f"{self.config.node} has stopped"))
+            future.set_exception(Stopped(f"node {self.config.node} has stopped"))
         return not self._stopping
 
     def _hand_over(self, terms: dict[GroupId, int]) -> bool:
-        """Ask the most advanced follower of each group we lead to take over. True if there is still one to wait for.
+        """Ask the most advanced follower of each group that we lead to take over. True while a handover is pending.
 
-        `terms` remembers in which term each group was handed over. One that comes back in a later term stays: whoever had
-        it stops too, and the two would hand it back and forth.
+        `terms` has the term in which each group was handed over. A group that returns in a later term stays: its other leader
+        is stopping too, and the two nodes would pass the group back and forth.
         """
         waiting = False
         for replica in self.host.replicas.values():
@@ -343,24 +348,24 @@ class LogNode:
         return self._store.disk
 
     def create_group(self, group: int, members: tuple[str, ...]) -> Group:
-        """Host a group from its beginning; every first member must be given the same members. Idempotent."""
+        """Host a group from its beginning. All founders must name the same members. Idempotent."""
         self.host.create(GroupId(group), tuple(NodeId(name) for name in sorted(members)))
         self.wake()
         return self.group(group)
 
     def group(self, group: int) -> Group:
-        """A group on this node; also one that a leader invited us to."""
+        """A group on this node, including one that a leader invited us to."""
         found = self.groups.get(GroupId(group))
         if found is None:
             if GroupId(group) not in self.host.replicas:
-                raise NotHosted(f"group {group} is not on {self.config.node}")
+                raise NotHosted(f"group {group} is not hosted on {self.config.node}")
             found = self.groups[GroupId(group)] = Group(self, GroupId(group))
         return found
 
     def forget_group(self, group: int) -> bool:
-        """Delete the log of a group that went on without this node (`Host.forget`); `on_forgotten` tells when it is gone.
+        """Delete the log of a group that continued without this node (`Host.forget`). `on_forgotten` reports the deletion.
 
-        Until then and until its state is removed, `may_join` must keep the group away.
+        Until then, and until the group's state is removed, `may_join` must refuse the group.
         """
         forgotten = self.host.forget(GroupId(group))
         if forgotten:
@@ -371,18 +376,18 @@ class LogNode:
             self.wake()
         return forgotten
 
-    def set_peers(self, peers: Mapping[str, Address]) -> None:
-        self._links.set_peers(peers)
+    def set_peers(self, peers: Mapping[str, Address], removed: Collection[str] = ()) -> None:
+        self._links.set_peers(peers, removed)
 
     def send(self, peer: str, payload: bytes) -> bool:
-        """Bytes to the same room on another node: in order, at most once. False if there is no session."""
+        """Send bytes to the same room on another node: in order, at most once. False without a session."""
         sent = self.host.send_app(NodeId(peer), payload)
         self.wake()
         return sent
 
     @property
     def no_space(self) -> str | None:
-        """Why nothing at all can be written to the log now, not even a vote."""
+        """Why nothing can be written to the log now, not even a vote; None if writing works."""
         return self._writer.no_space
 
     def links(self) -> dict[str, LinkStatus]:
@@ -401,7 +406,7 @@ class LogNode:
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Have a turn soon: after whatever else this iteration of the loop brings, so that it shares the turn."""
+        """Schedule a turn after all other callbacks of this loop iteration, so that they share the turn."""
         if not self.is_awake and not self._stopping:
             self.is_awake = True
             self.loop.call_soon(self._turn)
@@ -424,7 +429,7 @@ class LogNode:
             self._fatal(error)
 
     def _arm(self, when: float) -> None:
-        """See that there is a turn when something is due. A timer that rings too early costs a turn and is set anew."""
+        """Schedule a turn for `when`. A timer that fires too early costs one turn and is set again."""
         if self._timer is not None:
             if self._timer_at <= when:
                 return
@@ -457,7 +462,7 @@ class LogNode:
         if host.begun:
             begun, host.begun = host.begun, []
             for peer in begun:
-                if peer in host.sessions:  # From now on it can be sent something: not before its disk is on record.
+                if peer in host.sessions:  # Its disk id is on record, so from now on we may send to it.
                     self._on_peer(peer, True)
         if host.role_changes:
             changes, host.role_changes = host.role_changes, []
@@ -477,7 +482,7 @@ class LogNode:
                 self._fetch(want)
 
     def _fetch(self, want: SnapshotWanted) -> None:
-        """One fetch at a time and group; the offer comes again with every heartbeat while it is needed."""
+        """Run one fetch per group at a time. Every heartbeat repeats the offer while it is needed."""
         running = self._fetching.get(want.group)
         if self._on_snapshot_wanted is None or (running is not None and not running.done()):
             return
@@ -487,7 +492,7 @@ class LogNode:
         try:
             await fetch(want)
         except Exception:
-            logger.exception("group %d: fetching a snapshot from %s failed; it is tried again", want.group, want.peer)
+            logger.exception("group %d: fetching a snapshot from %s failed; the node will retry", want.group, want.peer)
 
     # -- the writer thread -------------------------------------------------------------------------------------------
 
@@ -511,26 +516,22 @@ class LogNode:
     # -- links -------------------------------------------------------------------------------------------------------
 
     def _send(self, peer: NodeId, session: int, envelopes: list[Envelope]) -> None:
-        # Followers that keep up are sent the same, so it is encoded once.
+        # Followers that keep up receive the same messages, so they are encoded once.
         if not alike(envelopes, self._encoded[0]):
-            self._encoded = envelopes, encode(envelopes)
-        payload = self._encoded[1]
-        if len(payload) > self.config.link_limits.frame_bytes_max and len(envelopes) > 1:
-            # A peer that comes back is sent a window of every group that we lead, in one turn.
-            middle = len(envelopes) // 2
-            self._send(peer, session, envelopes[:middle])
-            self._send(peer, session, envelopes[middle:])
-            return
-        self._links.send(peer, session, payload)
+            self._encoded = envelopes, encode_frames(envelopes, self.config.link_limits.frame_bytes_max)
+        for payload in self._encoded[1]:
+            self._links.send(peer, session, payload)
 
     def _on_up(self, peer: str, session: int, disk: str) -> None:
         if not self.host.peer_up(NodeId(peer), session, disk, self.loop.time()):
             reason = (
-                f"{peer} came back with another disk than it had: it has forgotten what it acknowledged. "
+                f"{peer} came back with a different disk, so it has lost entries that it acknowledged. "
                 "Add it to the cluster again under a new name"
             )
             farewell = Envelope(APP_GROUP, 0, Farewell(reason.encode()[:REASON_BYTES_MAX]))
-            self._links.send(peer, session, encode([farewell]))  # Or it would dial for ever, and never know why.
+            self._links.send(
+                peer, session, encode([farewell])
+            )  # Otherwise it would redial for ever without knowing why.
             self._links.refuse(peer, session, reason)
         self.wake()
 
@@ -548,7 +549,7 @@ class LogNode:
         for envelope in envelopes:
             if type(envelope.message) is Farewell:
                 self._on_refused(peer, envelope.message.reason.decode(errors="replace"))
-                return  # Whatever came with it, the peer will not stand by it.
+                return  # The peer does not stand by anything else in this frame.
         self.host.deliver(NodeId(peer), session, envelopes, self.loop.time())
         self.wake()
 
@@ -556,69 +557,4 @@ class LogNode:
         if not self._stopping:
             self._stopping, self.is_awake = True, False
             self._on_fatal(error)
-            self._abandon()  # Reached only if whoever was told keeps the process.
-
-
-class Writer:
-    """A thread that commits. It touches nothing but the store."""
-
-    def __init__(
-        self,
-        store: LmdbStore,
-        loop: asyncio.AbstractEventLoop,
-        on_done: Callable[[], None],
-        on_fatal: Callable[[BaseException], None],
-        on_no_space: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.no_space: str | None = None  # Why the commit under way waits.
-        self._on_no_space = on_no_space
-        self._store = store
-        self._loop = loop
-        self._on_done = on_done
-        self._on_fatal = on_fatal
-        self._work: SimpleQueue[None] = SimpleQueue()  # In C: waking the thread costs the loop next to nothing.
-        self.commit_s = self.commit_s_max = 0.0  # Written by the thread alone.
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
-        self._thread.start()
-
-    def commit(self) -> None:
-        self._work.put(None)
-
-    async def stop(self) -> None:
-        self._stop.set()
-        self._work.put(None)
-        await asyncio.to_thread(self._thread.join)
-
-    def _run(self) -> None:
-        while True:
-            self._work.get()
-            if self._stop.is_set():
-                return
-            try:
-                began = perf_counter()
-                self._commit()
-                took = perf_counter() - began
-                self.commit_s += took
-                self.commit_s_max = max(self.commit_s_max, took)
-            except BaseException as error:
-                self._loop.call_soon_threadsafe(self._on_fatal, error)
-                return
-            if self._stop.is_set():
-                return
-            self._loop.call_soon_threadsafe(self._on_done)
-
-    def _commit(self) -> None:
-        """What is staged stays staged while the disk is full: nothing was promised, so waiting loses nothing."""
-        while True:
-            try:
-                self._store.commit()
-                self.no_space = None
-                return
-            except NoSpace as error:
-                if self.no_space is None:
-                    logger.error("%s", error)
-                self.no_space = str(error)
-                self._loop.call_soon_threadsafe(self._on_no_space)
-                if self._stop.wait(NO_SPACE_RETRY_S):
-                    return
+            self._abandon()  # Reached only if `on_fatal` keeps the process running.

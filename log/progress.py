@@ -1,8 +1,9 @@
-"""What a leader knows of one follower's log, and how much it may send it.
+"""A leader's view of one follower's log, and how much the leader may send it.
 
-Three states, as in etcd's raft: *probe* (one message at a time until the follower confirms where our logs agree),
-*replicate* (a bounded window of messages in flight), *snapshot* (the next entry is trimmed; the state is offered
-instead). `match` is what the follower has acknowledged as durable in this term. It never falls, and `next` never falls to it.
+There are three states, as in etcd's raft: *probe* (one message at a time until the follower confirms where the logs agree),
+*replicate* (a bounded window of messages in flight) and *snapshot* (the next entry is trimmed, so the leader offers the state
+instead). `match` is the highest index that the follower has acknowledged as durable in this term. It never decreases, and
+`next` always stays above it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class Flow(Enum):
     SNAPSHOT = auto()
 
 
-# A member of an enum is looked up by a Python function (until 3.12): too slow for what is asked of each message.
+# Until Python 3.12, looking up an enum member runs a Python function: too slow for a check made for each message.
 PROBE: Final = Flow.PROBE
 REPLICATE: Final = Flow.REPLICATE
 SNAPSHOT: Final = Flow.SNAPSHOT
@@ -31,14 +32,14 @@ class Progress:
         self.match = 0
         self.next = next_index
         self.flow: Flow = PROBE
-        self.waiting_since: float | None = None  # Since when an answer to something sent is due; None: to nothing.
-        self.in_flight: deque[tuple[int, int]] = deque()  # (last index, bytes) of each append not acknowledged
+        self.waiting_since: float | None = None  # When the oldest unanswered message was sent; None if there is none.
+        self.in_flight: deque[tuple[int, int]] = deque()  # (last index, bytes) of each append that is not acknowledged.
         self.in_flight_bytes = 0
         self.contact = now
-        self.sequence = 0  # The newest heartbeat round it answered.
+        self.sequence = 0  # The newest heartbeat round that the follower answered.
 
     def sent(self, last_index: int, size: int, now: float) -> None:
-        """An append with entries up to `last_index` left."""
+        """An append with entries up to `last_index` was sent."""
         if self.flow is REPLICATE:
             if not self.in_flight:
                 self.waiting_since = now
@@ -49,12 +50,12 @@ class Progress:
             self.waiting_since = now
 
     def acknowledged(self, index: int, now: float) -> bool:
-        """The follower holds everything up to `index`, durably. True if that is news."""
+        """The follower durably holds everything up to `index`. True if `match` rises."""
         in_flight = self.in_flight
         while in_flight and in_flight[0][0] <= index:
             self.in_flight_bytes -= in_flight.popleft()[1]
-        news = index > self.match
-        if news:
+        is_new = index > self.match
+        if is_new:
             self.match = index
         if index >= self.next:
             self.next = index + 1
@@ -62,10 +63,10 @@ class Progress:
             self.waiting_since = now if in_flight else None
         elif index >= self.next - 1:
             self.flow, self.waiting_since = REPLICATE, None
-        return news
+        return is_new
 
     def rejected(self, index: int, hint: int) -> bool:
-        """The follower does not hold entry `index`. False if that is old news: `next` only falls, and never to `match`."""
+        """The follower does not hold entry `index`. False if the rejection is stale; `next` never drops to `match`."""
         stale = index <= self.match if self.flow is REPLICATE else index != self.next - 1
         if stale or self.flow is SNAPSHOT:
             return False
@@ -73,7 +74,7 @@ class Progress:
         return True
 
     def restart(self, next_index: int) -> None:
-        """Find out again where the logs agree: after a rejection, a new session, or silence."""
+        """Probe again for where the logs agree: after a rejection, a new session, or silence."""
         self.flow, self.next, self.waiting_since = PROBE, next_index, None
         self.in_flight.clear()
         self.in_flight_bytes = 0

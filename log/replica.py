@@ -1,11 +1,11 @@
-"""One group on one node: its log, the engine of its present epoch, its state machine, and who waits for what.
+"""One group on one node: its log, the engine of its current epoch, its state machine, and the callers that wait.
 
-It turns proposals of one turn into one entry, hands committed entries to the machine in order and exactly once, answers
-those who wait, and follows the group from epoch to epoch. An epoch ends with a *seal*: an entry that names the next members.
-It commits only when a majority of the old members and a majority of the new ones hold it, nothing of the old epoch
-after it ever takes effect, and each node that applies it (or is shown proof of it) goes on in the next epoch with the same log.
+It turns the proposals of one turn into one entry, hands committed entries to the machine in order and exactly once, answers
+waiting callers, and follows the group from epoch to epoch. An epoch ends with a *seal*: an entry that names the next members. A
+seal commits only when a majority of the old members and a majority of the new members hold it. Nothing of the old epoch after
+the seal takes effect. Each node that applies the seal, or is shown proof of it, enters the next epoch with the same log.
 
-No I/O, no clock: the host drives it.
+It does no I/O and has no clock: the host drives it.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from holdfast.log.errors import (
     Superseded,
     TooLarge,
 )
-from holdfast.log.journal import Configuration, GroupLog
-from holdfast.log.messages import COMMANDS, SEAL, Config, GroupId, NodeId, build
+from holdfast.log.group_log import GroupLog
+from holdfast.log.messages import COMMANDS, SEAL, Config, GroupId, NodeId, Offer, build
+from holdfast.log.records import Configuration
 
 if TYPE_CHECKING:
     from random import Random
 
-_packer = msgpack.Packer(autoreset=False)  # One for all: making a packer costs more than packing.
+_packer = msgpack.Packer(autoreset=False)  # Shared: making a packer costs more than packing.
 _unpack = msgpack.unpackb
-#: A learner this close to the end of the log no longer holds up a change of members.
+#: A learner this close to the end of the log no longer delays a change of members.
 LEARNER_LAG_MAX: Final = 64
-#: Between two tries of a machine whose disk is full.
+#: The delay between two attempts to apply when the disk is full.
 STALLED_S: Final = 0.2
 
 
 class Committed(NamedTuple):
-    """A committed entry. No-ops and seals have no commands, and are handed over all the same: no index is skipped."""
+    """A committed entry. No-ops and seals have no commands but are handed over too, so no index is skipped."""
 
     index: int  # type: ignore[assignment]
     term: int
@@ -51,21 +52,21 @@ class Committed(NamedTuple):
 
 
 class Machine(Protocol):
-    """What a group replicates. `apply` is total: an exception from it stops the node, but for `NoSpace`."""
+    """The state that a group replicates. `apply` is total: any exception except `NoSpace` stops the node."""
 
     @property
     def applied(self) -> tuple[int, int]:
-        """(index, term) of the newest entry in the state, stored with it."""
+        """(index, term) of the newest applied entry, stored with the state."""
 
     def apply(self, entries: Sequence[Committed]) -> None:
-        """All of them, or `NoSpace` and none of them: then they come again, until there is room."""
+        """Apply all entries, or raise `NoSpace` and apply none: they are retried until there is room."""
 
     def snapshot(self) -> Snapshot | None:
         """The newest durable snapshot, for followers that fell behind the log."""
 
 
 class Done(NamedTuple):
-    """Those who wait for `index` can go on: it is committed and applied."""
+    """Entry `index` is committed and applied, so these callers can continue."""
 
     waiting: list[object]
     index: int  # type: ignore[assignment]
@@ -77,7 +78,7 @@ class Failed(NamedTuple):
 
 
 class SnapshotWanted(NamedTuple):
-    """The state at (index, term) has to be fetched from `peer`, then installed."""
+    """The state at (index, term) must be fetched from `peer` and installed."""
 
     group: GroupId
     peer: NodeId
@@ -105,7 +106,7 @@ def config_message(configuration: Configuration) -> Config:
 
 
 def _encode(proposals: list[bytes]) -> bytes:
-    """The kind of the entry, which to msgpack is a number of one byte, then the list."""
+    """Encode the kind of the entry, which msgpack writes as one byte, and the list of commands."""
     try:
         _packer.pack(COMMANDS)
         _packer.pack(proposals)
@@ -115,7 +116,7 @@ def _encode(proposals: list[bytes]) -> bytes:
 
 
 class Change(NamedTuple):
-    """Of the members, under way."""
+    """A change of members in progress."""
 
     next_members: tuple[NodeId, ...]
     deadline: float
@@ -165,42 +166,41 @@ class Replica:
         self.group = log.group
         self.machine = machine
         self.results: list[Done | Failed] = []
-        self.stalled: str | None = None  # Why what is committed cannot be applied now.
-        self.is_behind = False  # Whether the host lets what is committed wait for what comes next.
-        self._apply_at = 0.0  # While stalled: not before.
+        self.stalled: str | None = None  # Why committed entries cannot be applied now.
+        self.is_behind = False  # Whether the host delays applying, to apply more entries at once.
+        self._apply_at = 0.0  # While stalled, the time of the next attempt.
         self._timing, self._limits, self._rng = timing, limits, rng
         self.proposals: list[bytes] = []
-        self._proposers: list[object] = []  # Who waits for each of them.
+        self._proposers: list[object] = []  # The caller that waits for each proposal.
         self._proposed_bytes = 0
-        #: (index, term, who, commands) of what was proposed here and is not applied, ascending.
+        #: (index, term, callers, commands) of entries proposed here and not applied yet, ascending.
         self._waiters: deque[tuple[int, int, list[object], Sequence[bytes]]] = deque()
         self.reads: list[tuple[int, object]] = []
         self.change: Change | None = None
         self._match_machine()
-        # A group of one has nobody to wait for.
+        # A group of one need not wait for other nodes.
         alone = log.configuration.members == (node,)
         self.engine = self._new_engine(now, connected, lead_at_once=alone)
         self.seen_changes, self.seen_epoch = self.engine.role_changes, self.epoch
         if self.engine.seal_index is not None and self.engine.seal_index <= log.commit:
-            self._enter_sealed(
-                self.engine.seal_index
-            )  # We stopped between applying the seal and storing the new epoch.
+            # We stopped between applying the seal and storing the new epoch.
+            self._enter_sealed(self.engine.seal_index)
 
     def _match_machine(self) -> None:
-        """The state's own applied index decides where to go on; what it contains is committed."""
+        """Continue from the state's own applied index: everything in the state is committed."""
         index, term = self.machine.applied
         log = self.log
         if index < log.base_index:
             raise Corrupt(
                 str(getattr(self.machine, "path", "the state machine")),
-                f"the state ends at entry {index}, but the log begins behind {log.base_index}",
+                f"the state ends at entry {index}, but the log begins after entry {log.base_index}",
                 group=self.group,
                 index=index,
             )
         if index <= log.commit and log.term_of(index) != term:
             raise Corrupt(
                 str(getattr(self.machine, "path", "the state machine")),
-                f"the state ends at entry {index} of term {term}, but in the log it is of term {log.term_of(index)}",
+                f"the state ends at entry {index} of term {term}, but the log has term {log.term_of(index)} there",
                 group=self.group,
                 index=index,
             )
@@ -235,8 +235,10 @@ class Replica:
 
     @property
     def is_left_over(self) -> bool:
-        """Whether the group can do without our log: we are no member of its epoch, and hold no seal that could make us
-        one. What we acknowledged of such a seal counts for the majority of its successor."""
+        """Whether the group does not need our log: we are not a member of its epoch, and hold no seal that could make us one.
+
+        Our acknowledgement of such a seal counts towards the majority of the next epoch.
+        """
         return not self.engine.is_member and self.engine.seal_index is None
 
     def status(self) -> Status:
@@ -254,7 +256,7 @@ class Replica:
         """Queue a command for this turn's entry. The answer comes through `results`."""
         size, limits, proposals = len(command), self._limits, self.proposals
         if size > limits.command_bytes_max:
-            error = TooLarge(f"a command of {size} bytes; at most {limits.command_bytes_max} are allowed")
+            error = TooLarge(f"command of {size} bytes exceeds the limit of {limits.command_bytes_max}")
             self.results.append(Failed([waiting], error))
         elif len(proposals) >= limits.proposals_max:
             self.results.append(Failed([waiting], Overloaded("too many proposals in one turn")))
@@ -264,11 +266,11 @@ class Replica:
             self._proposed_bytes += size
 
     def read(self, waiting: object) -> None:
-        """Answered with an index when this node has applied everything acknowledged before now."""
+        """Answer with an index once this node has applied everything acknowledged before now."""
         self.engine.read_index(waiting)
 
     def flush(self, no_room: ProposalError | None) -> None:
-        """The proposals of this turn become one entry (or a few, when they are large)."""
+        """Turn the proposals of this turn into one entry, or into a few if they are large."""
         if self.proposals:
             proposals, self.proposals = self.proposals, []
             proposers, self._proposers = self._proposers, []
@@ -312,18 +314,18 @@ class Replica:
         waiting: object,
         may_seal: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Add, remove or replace one member. Answered when the group has ended and its successor owns the log.
+        """Add, remove or replace one member. Answered when the epoch has ended and its successor owns the log.
 
-        `may_seal` is asked when all is ready, and again with every turn of the group until it agrees: for whoever has to
-        come to a rest before the term ends.
+        `may_seal` is asked when everything is ready, and again in every turn of the group until it returns true, so that the
+        leader's work can come to rest before its term ends.
         """
         next_members = tuple(sorted(next_members))
         now, after = set(self.engine.members), set(next_members)
         refusal: ProposalError | None = self.engine.refusal()
         if refusal is None and self.change is not None:
-            refusal = BadChange("another change of members is under way")
+            refusal = BadChange("another change of members is in progress")
         if refusal is None and (not after or now == after or len(after - now) > 1 or len(now - after) > 1):
-            refusal = BadChange("a change adds, removes or replaces one member")
+            refusal = BadChange("a change must add, remove or replace exactly one member")
         if refusal is not None:
             self.results.append(Failed([waiting], refusal))
             return
@@ -331,7 +333,7 @@ class Replica:
         self.engine.add_learners(next_members)
 
     def _maybe_seal(self) -> None:
-        """Seal once the newcomer has caught up and a majority of the successor answers."""
+        """Seal once the new member has caught up and a majority of the next members answers."""
         assert self.change is not None
         next_members, deadline, waiting, may_seal = self.change
         engine = self.engine
@@ -357,17 +359,17 @@ class Replica:
             self.change = None
 
     def learn_epoch(self, epoch: int, config: Config, now: float, connected: frozenset[NodeId]) -> None:
-        """A peer proves by a later epoch that ours was sealed at (seed_index, seed_term)."""
+        """A peer in a later epoch proves that ours was sealed at (seed_index, seed_term)."""
         assert epoch > self.epoch
         seed_index, seed_term = config.seed_index, config.seed_term
         if self.log.term_of(seed_index) == seed_term:
             self.engine.know_committed(seed_index)
         else:
-            # Our tail may contradict the sealed log, and with it we could look newer than who owns that log.
+            # Our tail may contradict the sealed log, and with it we could look newer than the nodes that hold that log.
             if self.log.last_index > self.engine.commit:
                 self.log.truncate(self.engine.commit + 1)
             commit = self.engine.commit
-            self._abandon(lambda index, _: index > commit, OutcomeUnknown("the group went on with other members"))
+            self._abandon(lambda index, _: index > commit, OutcomeUnknown("the group continued with other members"))
         self._enter(Configuration(epoch, config.members, seed_index, seed_term), now, connected)
 
     def _enter_sealed(self, seal_index: int) -> None:
@@ -376,35 +378,41 @@ class Replica:
         self._enter(Configuration(epoch, members, index, term), self.engine.now, frozenset(self.engine.connected))
 
     def _enter(self, configuration: Configuration, now: float, connected: frozenset[NodeId]) -> None:
-        """Go on in a later epoch. Of the old one, nothing behind the seed is kept."""
+        """Enter a later epoch. Entries of the old epoch after the seed are dropped."""
         old, log = self.engine, self.log
         seed = configuration.seed_index
         if log.term_of(seed) == configuration.seed_term and log.last_index > seed:
             log.truncate(seed + 1)
         led = old.is_leader
         log.set_configuration(configuration)
-        self._abandon(lambda index, _: index > seed, Superseded("the group went on with other members; try again"))
+        self._abandon(lambda index, _: index > seed, Superseded("the group continued with other members; try again"))
         if self.change is not None:
-            self.results.append(Failed([self.change.waiting], OutcomeUnknown("the group went on with other members")))
+            self.results.append(Failed([self.change.waiting], OutcomeUnknown("the group continued with other members")))
             self.change = None
-        self.reads += old.reads_ready  # Confirmed before the seal was committed.
+        self.reads += old.reads_ready  # These were confirmed before the seal was committed.
         unread = [ctx for _, _, ctx in old.reads] + old.reads_failed
         if unread:
             self.results.append(Failed(unread, NotLeader(None)))
         alone = configuration.members == (self.node,)
         self.engine = self._new_engine(now, connected, lead_at_once=led or alone)
-        # Whoever has not heard of it yet must not wait for a timeout: the old members, and the newcomer.
+        # Tell the old members and the new one, which would otherwise wait for a timeout.
         others = sorted({*old.peers, *old.learners, *configuration.members} - {self.node})
         self.engine.out += [(peer, self.config_message) for peer in others]
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
 
+    def wants(self, peer: NodeId, offer: Offer) -> list[SnapshotWanted]:
+        """The offered state, if it may replace ours."""
+        if not self.engine.may_install(offer.index, offer.index_term):
+            return []
+        return [SnapshotWanted(self.group, peer, offer.index, offer.index_term, offer.detail)]
+
     def install(self, index: int, term: int, swap: Callable[[], None]) -> bool:
-        """Replace the state by the offered one at (index, term). `swap` makes it so, durably. False: it is of no use."""
+        """Replace the state by the offered one, which `swap` puts in place durably. False if it is of no use."""
         if not self.engine.may_install(index, term):
             return False
         swap()
-        assert self.machine.applied == (index, term), "the machine holds what was installed"
+        assert self.machine.applied == (index, term), "the machine must hold the installed state"
         self.applied = index
         self.stalled = None
         self.engine.installed(index, term)
@@ -412,12 +420,12 @@ class Replica:
         return True
 
     def trim(self, index: int) -> None:
-        """Forget entries up to `index`: a durable snapshot has them."""
+        """Delete entries up to `index`, which a durable snapshot covers."""
         snapshot = self.machine.snapshot()
         assert snapshot is not None and index <= min(snapshot.index, self.applied), "only behind a durable snapshot"
         self.log.trim(index)
 
-    # -- what is committed ---------------------------------------------------------------------------------------------
+    # -- committed entries ---------------------------------------------------------------------------------------------
 
     def apply(self) -> bool:
         """Hand committed entries to the machine, a slice per turn. True if there is more."""
@@ -425,7 +433,7 @@ class Replica:
         if self.applied >= high or (self.stalled is not None and self.engine.now < self._apply_at):
             return False
         try:
-            # Where there was no room, one entry is tried: a whole slice would be worked out each time, for nothing.
+            # After a full disk, try one entry: a whole slice would be computed each time in vain.
             upto = self.applied + (self._limits.apply_entries_max if self.stalled is None else 1)
             self._apply_slice(high if high < upto else upto)
         except NoSpace as error:
@@ -436,13 +444,13 @@ class Replica:
 
     @property
     def _applicable(self) -> int:
-        """Committed, and on our own disk: a killed process must not leave a state that is ahead of its log."""
+        """The last entry that is committed and on our own disk: a crash must not leave a state ahead of its log."""
         commit, durable = self.log.commit, self.log.durable
         return commit if commit < durable else durable
 
     @property
     def is_idle(self) -> bool:
-        """Whether a turn would find nothing to do here. The second of two acknowledgements leaves most groups so."""
+        """Whether a turn would find no work here. The second of two acknowledgements leaves most groups idle."""
         engine = self.engine
         if engine.promises or engine.out or engine.must_send or engine.must_beat:
             return False
@@ -456,7 +464,7 @@ class Replica:
         if self._waiters:
             index, term, waiting, commands = self._waiters[0]
             if index == high == self.applied + 1 and commands and self.log.term_of(index) == term:
-                # As a rule: one entry, proposed here.
+                # The usual case: one entry, proposed here.
                 self._apply_batch([build(Committed, (index, term, commands))])
                 self._waiters.popleft()
                 self.results.append(build(Done, (waiting, index)))
@@ -469,7 +477,7 @@ class Replica:
             if command[0] == COMMANDS:
                 while own is not None and own[0] < index:
                     own = next(waiters, None)
-                # What was proposed here need not be decoded again.
+                # Commands proposed here need not be decoded again.
                 is_own = own is not None and own[0] == index and own[1] == term
                 commands = own[3] if is_own else _unpack(command[1:])  # type: ignore[index]
                 batch.append(build(Committed, (index, term, commands)))
@@ -487,17 +495,19 @@ class Replica:
     def _apply_batch(self, batch: list[Committed]) -> None:
         self.machine.apply(batch)
         self.applied, term, _ = batch[-1]
-        assert self.machine.applied == (self.applied, term), "the machine says what it applied"
+        assert self.machine.applied == (self.applied, term), "the machine must report what it applied"
 
     def _stall(self, error: NoSpace) -> None:
-        """The log is durable, so nothing is lost by waiting. But nobody else should: another node may answer them."""
+        """Wait for room: the log is durable, so nothing is lost. Callers do not wait, because another node may answer them."""
         self.stalled = str(error)
         self._apply_at = self.engine.now + STALLED_S
         self.let_go()
 
     def let_go(self) -> None:
-        """Our disk is full: whoever waits here need not wait for that."""
-        self._abandon(lambda *_: True, OutcomeUnknown(f"the disk of {self.node} is full; it may be committed, or not"))
+        """Fail the waiting callers: our disk is full, and they need not wait for room."""
+        self._abandon(
+            lambda *_: True, OutcomeUnknown(f"the disk of {self.node} is full; the command may or may not be committed")
+        )
         if self.reads:
             self.results.append(Failed([ctx for _, ctx in self.reads], NotLeader(None)))
             self.reads = []
@@ -510,9 +520,11 @@ class Replica:
             if known == term:
                 self.results.append(build(Done, (waiting, index)))
             elif known is None:
-                self.results.append(Failed(waiting, OutcomeUnknown("the entry was trimmed before it was answered")))
+                self.results.append(
+                    Failed(waiting, OutcomeUnknown("the entry was trimmed before its caller was answered"))
+                )
             else:
-                self.results.append(Failed(waiting, Superseded("another leader's entry took its place")))
+                self.results.append(Failed(waiting, Superseded("an entry of another leader took the command's place")))
 
     def answer_reads(self) -> None:
         engine = self.engine
@@ -528,7 +540,7 @@ class Replica:
             self.results += [Done([ctx], index) for index, ctx in ready]
 
     def stop(self) -> None:
-        """Whoever still waits is told that the outcome is open."""
+        """Fail every waiting caller: the outcome is unknown."""
         stopped = OutcomeUnknown("this node stopped")
         self._abandon(lambda *_: True, stopped)
         waiting = self._proposers + [ctx for _, ctx in self.reads]
@@ -540,7 +552,7 @@ class Replica:
             self.results.append(Failed(waiting, stopped))
 
     def notice_role(self) -> None:
-        """Another leader, another term or another epoch: who waits for something of the one before is told."""
+        """The leader, term or epoch changed: fail the callers that wait for entries of the previous one."""
         same_epoch = self.epoch == self.seen_epoch
         self.seen_changes, self.seen_epoch = self.engine.role_changes, self.epoch
         if same_epoch:
@@ -552,7 +564,7 @@ class Replica:
                 self.change = None
 
     def _abandon(self, is_lost: Callable[[int, int], bool], error: ProposalError) -> None:
-        lost = [who for index, term, waiting, _ in self._waiters if is_lost(index, term) for who in waiting]
+        lost = [caller for index, term, waiting, _ in self._waiters if is_lost(index, term) for caller in waiting]
         self._waiters = deque(waiter for waiter in self._waiters if not is_lost(waiter[0], waiter[1]))
         if lost:
             self.results.append(Failed(lost, error))

@@ -1,8 +1,8 @@
-"""Rows: what one commit appended to several groups, written together as one value of the table `recent`.
+"""Rows: the entries that one commit appended to several groups, written together as one value of the table `recent`.
 
-A commit that adds an entry to each of many tables writes several pages for every one of them; a row is written once. An
-entry stays where it is: later, many at a time, the table of its group is told its *place*, which is the number of the row, and
-where in it the entry begins and ends (ADR 8).
+A commit that adds an entry to each of many tables writes several pages per table; a row is written once. An entry stays in its
+row. Later, many at a time, the *places* of entries are written to the table of their group: the number of the row, and the
+offset and length of the entry in it (ADR 8).
 """
 
 from __future__ import annotations
@@ -19,31 +19,35 @@ from holdfast.log.messages import Entry, GroupId
 
 RECENT: Final = "recent"
 
-_ROW: Final = struct.Struct(">II")  # checksum and length of the contents
-ROW_BYTES: Final = _ROW.size  # Before the entries.
-_CONTENTS_LAST: Final = 1 << 31  # In that length: they stand behind the entries. In rows of format 3 they stood before.
+_ROW: Final = struct.Struct(">II")  # Checksum and length of the table of contents.
+ROW_BYTES: Final = _ROW.size  # The header, which precedes the entries.
+_CONTENTS_LAST: Final = (
+    1 << 31
+)  # A flag in that length: the contents follow the entries. In rows of format 3 they precede them.
 
-#: Number of the row, offset and length of the entry in it, and its checksum: another entry of that index may be elsewhere.
+#: Row number, offset, length and checksum of the entry. The checksum tells it from another entry of the same index elsewhere.
 _PLACE: Final = struct.Struct(">QII4s")
-PLACED: Final = 1 << 63  # In that number. The value of an entry begins with its term, which is never that high.
+PLACED: Final = (
+    1 << 63
+)  # A flag in the row number. The value of an entry begins with its term, which is never that high.
 pack_place = _PLACE.pack
 _pack = msgpack.Packer(autoreset=True).pack
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """When entries share a row, and how much of them there is at a time."""
+    """When entries share a row, and how many rows are kept."""
 
-    groups_min: int = 4  # A commit of fewer groups writes to their own tables.
-    group_bytes_max: int = 16 * 1024  # More than this of one group fills pages of its own well enough.
+    groups_min: int = 4  # Commits of fewer groups write to the groups' own tables.
+    group_bytes_max: int = 16 * 1024  # Larger writes of one group fill whole pages of its own table.
     row_bytes_max: int = 1024 * 1024
-    recent_bytes: int = 2 * 1024 * 1024  # Above this, groups are filed; the one that waits longest first.
-    filed_every: int = 64  # So many rows are filed before it is noted that opening need not look at them.
-    retired_max: int = 64  # Rows deleted by one commit, so that none has to make up for many.
-    kept_bytes: int = 32 * 1024 * 1024  # Of less it does not matter that it is kept for a few entries.
-    sparse: int = 4  # That is so when less than one byte in so many is needed.
-    moved_max: int = 256  # Entries that one commit moves out of such rows.
-    commits_every: int = 8  # Commits of many groups that share a record of commit indices: a page all would write.
+    recent_bytes: int = 2 * 1024 * 1024  # Above this, groups are filed, the one that waited longest first.
+    filed_every: int = 64  # Rows filed before a record tells the next opening to skip them.
+    retired_max: int = 64  # Rows deleted per commit, so that no single commit pays for many.
+    kept_bytes: int = 32 * 1024 * 1024  # Below this, rows kept for a few entries do not matter.
+    sparse: int = 4  # Rows are sparse when fewer than one byte in this many is needed.
+    moved_max: int = 256  # Entries moved out of sparse rows per commit.
+    commits_every: int = 8  # Commits of many groups per write of the commit indices, which would cost each a page.
 
 
 class Place(NamedTuple):
@@ -53,15 +57,15 @@ class Place(NamedTuple):
     checksum: bytes
 
 
-class Found(NamedTuple):
-    """An entry as it was found in a row, and the value that says where."""
+class RowEntry(NamedTuple):
+    """An entry found in a row, and its place as a value."""
 
     entry: Entry
     place: bytes
 
 
 def place_in(value: bytes) -> Place | None:
-    """Where the entry is, if the value in the table of its group says that instead of holding it."""
+    """The place that a value of a group's table holds; None if it holds the entry itself."""
     if len(value) != _PLACE.size or value[0] < 0x80:
         return None
     row, offset, length, checksum = _PLACE.unpack(value)
@@ -69,27 +73,28 @@ def place_in(value: bytes) -> Place | None:
 
 
 def row_of(value: bytes) -> int:
-    """Of a value that is a place."""
+    """The row number of a value that is a place."""
     return int.from_bytes(value[:8], "big") ^ PLACED
 
 
 def encode_row(key: bytes, contents: list[Any], parts: list[bytes]) -> bytes:
-    """Entries of several groups: the header and the command of each. `contents` has for each group: its number, the index of
-    the first entry, [length of each entry].
+    """Encode entries of several groups. `parts` has the header and the command of each entry.
 
-    Its checksum covers the contents; each entry has its own, over all that they say of it.
+    `contents` has, for each group, its id, the index of the first entry, and a list of the entries' lengths. The row's checksum
+    covers the contents; each entry has a checksum of its own.
     """
     table = _pack(contents)
     return b"".join((_ROW.pack(crc32(table, crc32(key)), len(table) | _CONTENTS_LAST), *parts, table))
 
 
 def decode_row(key: bytes, value: bytes) -> list[tuple[GroupId, int, list[tuple[int, int]]]] | None:
-    """(group, index of the first entry, where each begins and ends) of each group; None if it is damaged. The entries are not
-    looked at."""
+    """Return (group, index of the first entry, [(start, stop) of each entry]) for each group, or None if the row is damaged.
+
+    The entries themselves are not checked."""
     if len(value) < ROW_BYTES:
         return None
     checksum, size = _ROW.unpack_from(value)
-    start, stop = ROW_BYTES, len(value)  # Of the entries.
+    start, stop = ROW_BYTES, len(value)  # Where the entries begin and end.
     if size & _CONTENTS_LAST:
         stop -= size ^ _CONTENTS_LAST
         table = value[max(stop, 0) :]

@@ -5,22 +5,26 @@ Imports no other room. The names below are the public ones; docs/protocol.md is 
 
 from holdfast.sdk.asgi import endpoint
 from holdfast.sdk.attempt import Operation
-from holdfast.sdk.client import CallFailed, Client, NotReady, SendHandle, SyncClient, Unreachable
-from holdfast.sdk.context import (
-    Awakeable,
-    Context,
-    DurablePromise,
-    ObjectContext,
-    Selected,
-    Sent,
-    WorkflowContext,
+from holdfast.sdk.client import (
+    CallFailed,
+    CallTimedOut,
+    Client,
+    InvocationPaused,
+    NotReady,
+    SendHandle,
+    SyncClient,
+    Unreachable,
 )
+from holdfast.sdk.combinators import Selected, Settled
+from holdfast.sdk.context import Awakeable, Context, Sent
+from holdfast.sdk.definition import ServiceRef
 from holdfast.sdk.errors import (
     AttemptEnded,
     BadDefinition,
     BadPayload,
     HoldfastError,
     InvocationCancelled,
+    JournalTooLong,
     MisusedContext,
     NonDeterminismError,
     RetriesExhausted,
@@ -28,17 +32,21 @@ from holdfast.sdk.errors import (
     RunAgain,
     TerminalError,
 )
+from holdfast.sdk.keyed import ObjectContext, WorkflowContext
+from holdfast.sdk.policy import RetryPolicy
+from holdfast.sdk.promises import DurablePromise
 from holdfast.sdk.run import current_step
 from holdfast.sdk.serde import JsonSerde, Serde
 from holdfast.sdk.server import Server, serve, serve_async
-from holdfast.sdk.service import RetryPolicy, Service, ServiceRef, VirtualObject, Workflow
+from holdfast.sdk.service import Service, VirtualObject, Workflow
 
 assert __name__ == "holdfast.sdk", f"import holdfast.sdk, not {__name__}"
 
 __all__ = [
-    "AttemptEnded", "Awakeable", "BadDefinition", "BadPayload", "CallFailed", "Client", "Context", "DurablePromise",
-    "HoldfastError", "InvocationCancelled", "JsonSerde", "MisusedContext", "NonDeterminismError", "NotReady",
-    "ObjectContext", "Operation", "RetriesExhausted", "RetryPolicy", "RetryableError", "RunAgain", "Selected",
-    "SendHandle", "Sent", "Serde", "Server", "Service", "ServiceRef", "SyncClient", "TerminalError", "Unreachable",
-    "VirtualObject", "Workflow", "WorkflowContext", "current_step", "endpoint", "serve", "serve_async",
+    "AttemptEnded", "Awakeable", "BadDefinition", "BadPayload", "CallFailed", "CallTimedOut", "Client", "Context",
+    "DurablePromise", "HoldfastError", "InvocationCancelled", "InvocationPaused", "JournalTooLong", "JsonSerde",
+    "MisusedContext", "NonDeterminismError", "NotReady", "ObjectContext", "Operation", "RetriesExhausted", "RetryPolicy",
+    "RetryableError", "RunAgain", "Selected", "SendHandle", "Sent", "Serde", "Server", "Service", "ServiceRef", "Settled",
+    "SyncClient", "TerminalError", "Unreachable", "VirtualObject", "Workflow", "WorkflowContext", "current_step", "endpoint",
+    "serve", "serve_async",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ import traceback
 from typing import Any
 
 from holdfast.sdk.endpoint import Endpoint
-from holdfast.sdk.loop import new_event_loop
+from holdfast.sdk.loop import calm_collector, new_event_loop
 from holdfast.sdk.server import Server
 from holdfast.sdk.service import Service, VirtualObject, Workflow
 
@@ -38,7 +38,7 @@ def load(target: str) -> Endpoint:
         theirs = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
         sys.stderr.write("".join(traceback.format_list(theirs)))
         sys.stderr.write("".join(traceback.format_exception_only(error)))
-        sys.stderr.write(f"\n{target} cannot be run.\n")
+        sys.stderr.write(f"\nCannot run {target}.\n")
         sys.exit(NOT_IMPORTED)
 
 
@@ -49,7 +49,7 @@ def _endpoint(found: Any) -> Endpoint:
     if isinstance(found, Service | VirtualObject | Workflow):
         found = [found]
     if not isinstance(found, list | tuple) or not found:
-        raise TypeError(f"a service, a list of services or an endpoint expected, {type(found).__name__} found")
+        raise TypeError(f"it must be a service, a list of services or an endpoint, not {type(found).__name__}")
     return Endpoint(found)
 
 
@@ -59,13 +59,14 @@ async def run(endpoint: Endpoint, host: str, port: int, lifeline: int | None) ->
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if lifeline is not None:
-        # Nobody writes to it: it becomes readable when whoever started us is gone.
+        # Nothing is written to it: it becomes readable when the process that started this one is gone.
         loop.add_reader(lifeline, stop.set)
     server = Server(endpoint)
     try:
         await server.start(host=host, port=port)
     except OSError as error:
         sys.exit(f"the handlers cannot listen at {host}:{port}: {error.strerror or error}")
+    calm_collector()
     await stop.wait()
     if lifeline is not None:
         loop.remove_reader(lifeline)

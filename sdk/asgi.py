@@ -14,10 +14,17 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Final
 from urllib.parse import unquote
 
-from holdfast.sdk import protocol
-from holdfast.sdk.endpoint import MEDIA_TYPE, VERSION_HEADER, Endpoint, Stream, Superseded, check_version
-from holdfast.sdk.protocol import ProtocolError
-from holdfast.sdk.service import AnyService
+from holdfast.sdk.definition import AnyService
+from holdfast.sdk.endpoint import MEDIA_TYPE, Endpoint, Stream, Superseded, body_version, stream_version
+from holdfast.sdk.frames import (
+    BATCH_BYTES_MAX,
+    HIGHEST_HEADER,
+    MESSAGE_BYTES_HEADER,
+    MESSAGE_BYTES_LEAST,
+    VERSION,
+    VERSION_HEADER,
+)
+from holdfast.sdk.journal import ProtocolError
 
 logger = logging.getLogger("holdfast.sdk")
 
@@ -26,6 +33,8 @@ _Receive = Callable[[], Awaitable[_Message]]
 _Send = Callable[[_Message], Awaitable[None]]
 
 _INVOKE: Final = re.compile(r"/invoke/([^/]+)/([^/]+)\Z")
+#: What servers take by default in one message: 16 MiB in uvicorn (`--ws-max-size`) and hypercorn.
+MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 _GOING_AWAY: Final = 1001
 _POLICY_VIOLATION: Final = 1008
 
@@ -33,8 +42,9 @@ _POLICY_VIOLATION: Final = 1008
 class AsgiEndpoint:
     """What `endpoint` returns: an ASGI application."""
 
-    def __init__(self, inner: Endpoint) -> None:
+    def __init__(self, inner: Endpoint, message_bytes_max: int) -> None:
         self.inner = inner
+        self.message_bytes_max = message_bytes_max
 
     async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
         match scope["type"]:
@@ -45,10 +55,11 @@ class AsgiEndpoint:
             case "lifespan":
                 await self._lifespan(receive, send)
             case other:
-                raise ValueError(f"an unknown kind of connection: {other}")
+                raise ValueError(f"unknown type of connection: {other}")
 
     async def stop(self, grace: float = 10.0) -> None:
-        """Finish or hand back what runs. A server calls this through the lifespan; a mount has to be told."""
+        """Finish running attempts or hand them back. A server calls this through the lifespan. In a mounted application, call
+        it yourself."""
         await self.inner.stop(grace)
 
     async def _lifespan(self, receive: _Receive, send: _Send) -> None:
@@ -68,16 +79,16 @@ class AsgiEndpoint:
         invoke = _INVOKE.search(path)
         if path.endswith("/discover") and invoke is None:
             if method not in ("GET", "HEAD"):
-                await _answer(send, 405, _error(405, "GET it"), "application/json", [(b"allow", b"GET")])
+                await _answer(send, 405, _error(405, "use GET"), "application/json", [(b"allow", b"GET")])
                 return
             await _answer(send, 200, json.dumps(self.inner.manifest).encode(), "application/json")
         elif invoke is not None:
             if method != "POST":
-                await _answer(send, 405, _error(405, "POST to it"), "application/json", [(b"allow", b"POST")])
+                await _answer(send, 405, _error(405, "use POST"), "application/json", [(b"allow", b"POST")])
                 return
             await self._invoke(unquote(invoke[1]), unquote(invoke[2]), scope, receive, send)
         else:
-            text = "here are GET /discover, the WebSocket /stream and POST /invoke/{service}/{handler}"
+            text = "the paths here are GET /discover, the WebSocket /stream and POST /invoke/{service}/{handler}"
             await _answer(send, 404, _error(404, text), "application/json")
 
     async def _invoke(self, service: str, handler: str, scope: _Message, receive: _Receive, send: _Send) -> None:
@@ -86,18 +97,18 @@ class AsgiEndpoint:
             await _answer(send, 503, text, "application/json", [(b"retry-after", b"1")])
             return
         try:
-            check_version(_header(scope, VERSION_HEADER))
+            version = body_version(_header(scope, VERSION_HEADER))
             body = await _read(receive)
             if body is None:
                 return
-            attempt = asyncio.ensure_future(self.inner.invoke(service, handler, body))
+            attempt = asyncio.ensure_future(self.inner.invoke(service, handler, body, version))
             gone = asyncio.ensure_future(_disconnected(receive))
             try:
                 await asyncio.wait((attempt, gone), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 gone.cancel()
                 if not attempt.done():
-                    attempt.cancel()  # Nobody is there to take what it would say.
+                    attempt.cancel()  # The node is gone, so nothing can take its frames.
                 await asyncio.gather(attempt, gone, return_exceptions=True)
             if attempt.cancelled():
                 return
@@ -105,10 +116,10 @@ class AsgiEndpoint:
         except ProtocolError as error:
             await _answer(send, 400, _error(400, str(error)), "application/json")
         except Superseded:
-            newer = "a newer attempt of this invocation is known here"
+            newer = "a newer attempt of this invocation runs here"
             await _answer(send, 409, _error(409, newer), "application/json")
         else:
-            await _answer(send, 200, answer, MEDIA_TYPE)
+            await _answer(send, 200, answer, MEDIA_TYPE, [(VERSION_HEADER.encode(), str(version).encode())])
 
     # -- stream
 
@@ -116,7 +127,7 @@ class AsgiEndpoint:
         message = await receive()
         assert message["type"] == "websocket.connect"
         try:
-            check_version(_header(scope, VERSION_HEADER))
+            version = stream_version(_header(scope, VERSION_HEADER), _header(scope, HIGHEST_HEADER))
         except ProtocolError as error:
             logger.error("a stream was refused: %s", error)
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": str(error)[:120]})
@@ -124,12 +135,17 @@ class AsgiEndpoint:
         if self.inner.stopping or not scope["path"].endswith("/stream"):
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
             return
-        await send({"type": "websocket.accept"})
+        headers = {VERSION_HEADER: version, MESSAGE_BYTES_HEADER: self.message_bytes_max}
+        pairs = [(name.encode(), str(value).encode()) for name, value in headers.items()]
+        await send({"type": "websocket.accept", "headers": pairs})
 
         async def write(data: bytes) -> None:
             await send({"type": "websocket.send", "bytes": data})
 
-        stream = Stream(self.inner, write)
+        stream = Stream(self.inner, write, version=version)
+        self.inner.watchdog.enter(
+            None
+        )  # It only warns: the socket is the server's, so the watchdog cannot answer for a blocked loop.
         writer = asyncio.ensure_future(stream.run())
         reader: asyncio.Future[_Message] | None = None
         try:
@@ -145,7 +161,7 @@ class AsgiEndpoint:
                     break
                 data = message.get("bytes")
                 if data is None:
-                    raise ProtocolError("messages are binary")
+                    raise ProtocolError("messages must be binary")
                 stream.receive(data)
         except ProtocolError as error:
             logger.error("a node broke the protocol: %s", error)
@@ -153,6 +169,7 @@ class AsgiEndpoint:
             with contextlib.suppress(Exception):  # The connection may be gone already; each server says so differently.
                 await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": str(error)[:120]})
         finally:
+            self.inner.watchdog.leave(None)
             stream.close()
             writer.cancel()
             if reader is not None:
@@ -160,16 +177,20 @@ class AsgiEndpoint:
             await asyncio.gather(writer, *([reader] if reader is not None else []), return_exceptions=True)
 
 
-def endpoint(services: Iterable[AnyService], *, suspend_after: float = 1.0) -> AsgiEndpoint:
+def endpoint(
+    services: Iterable[AnyService], *, suspend_after: float = 1.0, message_bytes_max: int = MESSAGE_BYTES_MAX
+) -> AsgiEndpoint:
     """The services as an ASGI application::
 
         app = endpoint([trips, counter])              # uvicorn module:app
         fastapi_app.mount("/holdfast", endpoint([trips]))     # register http://host/holdfast
 
-    Servers bound the size of WebSocket messages (16 MiB by default in uvicorn and hypercorn); raise that bound for
-    larger payloads.
+    Servers bound the size of WebSocket messages, and an application cannot see how: say `message_bytes_max` if yours takes
+    less than 16 MiB, which is the default of uvicorn and hypercorn. Larger values travel in pieces of that size.
     """
-    return AsgiEndpoint(Endpoint(services, suspend_after=suspend_after))
+    if message_bytes_max < MESSAGE_BYTES_LEAST:
+        raise ValueError(f"message_bytes_max must be at least {MESSAGE_BYTES_LEAST}")
+    return AsgiEndpoint(Endpoint(services, suspend_after=suspend_after), min(message_bytes_max, BATCH_BYTES_MAX))
 
 
 def _header(scope: _Message, name: str) -> str | None:
@@ -191,8 +212,8 @@ async def _read(receive: _Receive) -> bytes | None:
             return None
         part = message.get("body", b"")
         size += len(part)
-        if size > protocol.BATCH_BYTES_MAX:
-            raise ProtocolError(f"a body has at most {protocol.BATCH_BYTES_MAX} bytes")
+        if size > BATCH_BYTES_MAX:
+            raise ProtocolError(f"the body must have at most {BATCH_BYTES_MAX} bytes")
         parts.append(part)
         if not message.get("more_body"):
             return b"".join(parts)
@@ -210,6 +231,11 @@ def _error(status: int, message: str) -> bytes:
 async def _answer(
     send: _Send, status: int, body: bytes, media_type: str, more: Iterable[tuple[bytes, bytes]] = ()
 ) -> None:
-    headers = [(b"content-type", media_type.encode()), (b"content-length", str(len(body)).encode()), *more]
+    headers = [
+        (b"content-type", media_type.encode()),
+        (b"content-length", str(len(body)).encode()),
+        (HIGHEST_HEADER.encode(), str(VERSION).encode()),
+        *more,
+    ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

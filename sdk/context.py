@@ -1,44 +1,56 @@
-"""What a handler is given: durable operations, and deterministic time, randomness and ids.
+"""The context of a handler: durable operations, and deterministic time, randomness and ids.
 
-Everything here is a step of the journal: made once, found again in replay. An operation takes its key when it is
-called and may be awaited, gathered or raced like any awaitable.
+Everything here is a step of the journal: made once, and found again in replay. An operation takes its key when it is
+called, and may be awaited, gathered or raced like any awaitable.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
+import functools
 import logging
-import math
 import random
 import time
 import typing
 import uuid
-import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from concurrent.futures import Executor
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
-from typing import Any, Final, Generic, NamedTuple, TypeVar, TypeVarTuple, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, TypeVar, TypeVarTuple, overload
 
-import msgpack
-
-from holdfast.sdk import protocol
-from holdfast.sdk.attempt import Attempt, Operation
-from holdfast.sdk.errors import BadPayload, MisusedContext, TerminalError, to_failure
-from holdfast.sdk.protocol import NOTHING, Op, format_awakeable, format_id, parse_awakeable, parse_id, some, unsome
-from holdfast.sdk.run import RunOperation
-from holdfast.sdk.serde import ANY, Serde, serde_for
-from holdfast.sdk.service import (
+from holdfast.sdk.arguments import check_clash, check_text, checked_headers, dumped, duration_ms, result_serde
+from holdfast.sdk.attempt import NEVER, Attempt, Operation
+from holdfast.sdk.combinators import Combinators
+from holdfast.sdk.definition import (
     AnyHandler,
     Handler,
     HandlerRef,
     KeyedHandler,
     Nothing,
-    RetryPolicy,
     Target,
     resolve_target,
 )
+from holdfast.sdk.errors import BadArgument, MissingOperation, MisusedContext, TerminalError, to_failure
+from holdfast.sdk.ids import (
+    child_id,
+    format_awakeable,
+    format_id,
+    idempotent_id,
+    parse_awakeable,
+    parse_id,
+    workflow_id,
+)
+from holdfast.sdk.journal import (
+    KEY_BYTES_MAX,
+    NAME_BYTES_MAX,
+    Op,
+    Outcome,
+    Success,
+    pack_outcome,
+)
+from holdfast.sdk.policy import RetryPolicy
+from holdfast.sdk.run import RunOperation
+from holdfast.sdk.serde import ANY, Serde, serde_for
 
 T = TypeVar("T")
 T1 = TypeVar("T1")
@@ -47,18 +59,19 @@ T3 = TypeVar("T3")
 I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
 Ts = TypeVarTuple("Ts")
+P = ParamSpec("P")
 
 _MISSING: Final[Any] = object()
-HEADERS_MAX: Final = 64
-HEADER_BYTES_MAX: Final = 16 * 1024
-DELAY_S_MAX: Final = 100 * 366 * 24 * 3600  # A timer further away than this is a mistake of units.
+#: Headers that an invocation passes on to what it calls and sends, unless the call sets them.
+TRACE_HEADERS: Final = frozenset({"traceparent", "tracestate", "baggage"})
 
 
-class Selected(NamedTuple):
-    """What `ctx.select` returns: the name of the first to complete, and its value."""
-
-    name: str
-    value: Any
+_STATE: Final = "state belongs to a key; define the service as a VirtualObject or a Workflow"
+#: Operations that only some kinds of services have, and which.
+_KEYED_ONLY: Final = {
+    "get": _STATE, "set": _STATE, "clear": _STATE, "clear_all": _STATE, "keys": _STATE, "key": _STATE,
+    "promise": "promises belong to a workflow; define the service as a Workflow",
+}  # fmt: skip
 
 
 class CallOperation(Operation[T]):
@@ -75,57 +88,14 @@ class Sent(NamedTuple):
 
 
 class Awakeable(NamedTuple, Generic[T]):
-    """A step that somebody outside completes: hand `id` out, await `future`."""
+    """A step that a client or another handler completes: hand out `id`, await `future`."""
 
     id: str
     future: Operation[T]
 
 
-class DurablePromise(Generic[T]):
-    """A named value of a workflow that is set once. Await it, or `peek`, `resolve` or `reject` it."""
-
-    __slots__ = ("_context", "_key", "_name", "_operation", "_serde")
-
-    def __init__(self, context: WorkflowContext, name: str, serde: Serde[T]) -> None:
-        self._context = context
-        self._name = name
-        self._serde = serde
-        self._key = context._attempt.next_key(f"promise {name}")
-        self._operation: Operation[T] | None = None
-
-    def wait(self) -> Operation[T]:
-        """The operation that completes when the promise is resolved or rejected."""
-        if self._operation is None:
-            attempt = self._context._attempt
-            attempt.check_here()
-            self._operation = attempt.awaited(Op.PROMISE, self._key, [self._name], self._serde.load)
-        return self._operation
-
-    def __await__(self) -> Generator[Any, Any, T]:
-        return self.wait().__await__()
-
-    def peek(self) -> Operation[T | None]:
-        """Its value if it is resolved, else None; raises if it was rejected."""
-        attempt = self._context._attempt
-        load: Callable[[bytes], T | None] = _optional(self._serde)
-        return attempt.awaited(Op.PEEK, attempt.next_key(f"peek {self._name}"), [self._name], load)
-
-    def resolve(self, value: T) -> Operation[None]:
-        """Give it its value. Fails with a `TerminalError` (409) if it has one."""
-        return self._complete([0, self._context._dump(self._serde, value, f"promise {self._name!r}")])
-
-    def reject(self, message: str, *, code: int = 500) -> Operation[None]:
-        """Fail it: whoever awaits it gets a `TerminalError`."""
-        return self._complete([1, *to_failure(TerminalError(message, code=code))])
-
-    def _complete(self, outcome: list[Any]) -> Operation[None]:
-        attempt = self._context._attempt
-        key = attempt.next_key(f"resolve {self._name}")
-        return attempt.awaited(Op.RESOLVE, key, [self._name, outcome], _ignore)
-
-
 class _Log(logging.LoggerAdapter[logging.Logger]):
-    """Silent while the code walks where an earlier attempt has been, so a line appears once."""
+    """A logger that is silent in replay, so each line appears once."""
 
     def __init__(self, logger: logging.Logger, attempt: Attempt, fields: dict[str, object]) -> None:
         super().__init__(logger, fields)
@@ -139,8 +109,8 @@ class _Log(logging.LoggerAdapter[logging.Logger]):
         return msg, kwargs
 
 
-class Context:
-    """The context of a handler of a `Service`; the others have all of it too."""
+class Context(Combinators):
+    """The context of a handler of a `Service`. Contexts of objects and workflows have all of it too."""
 
     def __init__(self, attempt: Attempt, handler: AnyHandler[Any, Any], executor: Executor) -> None:
         self._attempt = attempt
@@ -148,7 +118,21 @@ class Context:
         self._executor = executor
         self._log: _Log | None = None
 
-    # -- who and when
+    if not TYPE_CHECKING:  # Type checkers know what there is.
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _KEYED_ONLY:
+                raise MissingOperation(
+                    f"ctx.{name} does not exist in {self._handler.path} ({self._handler.service.kind}): "
+                    f"{_KEYED_ONLY[name]}"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _shut(self) -> None:
+        """The attempt has ended and its code goes on all the same. Stop it at its next `await`."""
+        self.__class__ = _Shut
+
+    # -- identity and time
 
     @property
     def invocation_id(self) -> str:
@@ -181,14 +165,14 @@ class Context:
         return self._log
 
     def now(self) -> datetime:
-        """The time (UTC), the same in every attempt."""
+        """The current time (UTC), the same in every attempt."""
         attempt = self._attempt
-        outcome = attempt.given(Op.VALUE, attempt.next_key("now"), ["now"], _now)
-        return datetime.fromtimestamp(int.from_bytes(outcome[1], "big") / 1000, UTC)
+        drawn = attempt.given(Op.VALUE, attempt.next_key("now"), ["now"], _now)
+        return datetime.fromtimestamp(int.from_bytes(drawn, "big") / 1000, UTC)
 
     @property
     def random(self) -> random.Random:
-        """Random numbers, the same in every attempt: each task has a sequence of its own. Not for secrets."""
+        """Random numbers, the same in every attempt. Each task has its own sequence. Not for secrets."""
         return self._attempt.check_here().draw()
 
     def uuid(self) -> uuid.UUID:
@@ -205,56 +189,82 @@ class Context:
         self,
         name: str,
         function: Callable[[*Ts], Coroutine[Any, Any, T]],
+        /,
         *args: *Ts,
         retry: RetryPolicy | None = None,
         key: str | None = None,
         effect: typing.Literal["at_least_once", "at_most_once"] = "at_least_once",
         reconcile: Callable[[str], Awaitable[T] | T] | None = None,
         serde: Serde[T] | None = None,
+        run_ahead: bool | None = None,
     ) -> Operation[T]: ...
     @overload
     def run(
         self,
         name: str,
         function: Callable[[*Ts], T],
+        /,
         *args: *Ts,
         retry: RetryPolicy | None = None,
         key: str | None = None,
         effect: typing.Literal["at_least_once", "at_most_once"] = "at_least_once",
         reconcile: Callable[[str], Awaitable[T] | T] | None = None,
         serde: Serde[T] | None = None,
+        run_ahead: bool | None = None,
     ) -> Operation[T]: ...
+    @overload
+    def run(
+        self, name: str, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Operation[T]: ...
+    @overload
+    def run(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Operation[T]: ...
     def run(  # type: ignore[misc]
         self,
         name: str,
         function: Callable[..., Any],
+        /,
         *args: Any,
         retry: RetryPolicy | None = None,
         key: str | None = None,
         effect: str = "at_least_once",
         reconcile: Callable[[str], Any] | None = None,
         serde: Serde[Any] | None = None,
+        run_ahead: bool | None = None,
+        **kwargs: Any,
     ) -> Operation[Any]:
-        """Run a function as a step: its result is journaled, and never computed again once it is.
+        """Run a function as a step. Once its result is journaled, the function never runs again.
 
-        A sync function runs in a thread. A `TerminalError` fails the step for good; any other exception is tried again
-        as `retry` says (by default: for ever, 100 ms doubled up to a minute), also over crashes. `key` names the step
-        explicitly, for loops whose order is not stable. The result is read back by the function's return annotation::
+        A sync function runs in a thread. A `TerminalError` fails the step for good. After any other exception the step is
+        retried as `retry` says, also over crashes; the default is for ever, after 100 ms, doubled up to a minute. `key`
+        names the step explicitly, for loops whose order is not stable. The return annotation of the function decides how
+        the result is read back::
 
-            receipt = await ctx.run("charge", charge, order, retry=RetryPolicy(max_attempts=5))
+            receipt = await ctx.run("charge", charge, order, currency="EUR", retry=RetryPolicy(max_attempts=5))
+
+        Keyword arguments go to the function, but for the options above. A function that has a parameter of the name of
+        an option gets it by position, or through `functools.partial` or a lambda.
 
         `effect="at_most_once"`: the intent is journaled first, an exception fails the step, and if the process dies in
         between, `reconcile(effect_key)` says what happened (it returns the result, or raises `RunAgain`), or an
         operator does.
+
+        The `await` returns after the step is durable: code that runs behind it proves that the step is not repeated.
+        `run_ahead=True` lets the code go on while the step is being replicated. That hides one commit behind the code
+        up to the next step, or behind the end of the handler. The price: after a crash the step may run again although
+        code behind it has run. Without it, the handler's `run_ahead` counts, then the service's, then False.
         """
         attempt = self._attempt
-        _check_text(name, "the name of a step")
+        check_text(name, "the name of a step")
+        given = {"retry": retry, "key": key, "reconcile": reconcile, "serde": serde, "run_ahead": run_ahead}
+        check_clash(function, args, kwargs, [option for option, value in given.items() if value is not None])
+        if kwargs:
+            function = functools.partial(function, **kwargs)
         if effect not in ("at_least_once", "at_most_once"):
-            raise ValueError(f"effect is 'at_least_once' or 'at_most_once', not {effect!r}")
+            raise BadArgument(f"effect must be 'at_least_once' or 'at_most_once', not {effect!r}")
         if reconcile is not None and effect != "at_most_once":
-            raise ValueError("reconcile is for effect='at_most_once': other steps simply run again")
+            raise BadArgument("reconcile needs effect='at_most_once': other steps simply run again")
         if key is not None:
-            _check_text(key, "the key of a step", protocol.KEY_BYTES_MAX - 1)
+            check_text(key, "the key of a step", KEY_BYTES_MAX - 1)
             step_key = attempt.explicit_key(key)
         else:
             step_key = attempt.next_key(name)
@@ -264,11 +274,12 @@ class Context:
             name=name,
             function=function,
             arguments=args,
-            serde=serde if serde is not None else _result_serde(function),
+            serde=serde if serde is not None else result_serde(function),
             policy=retry,
             at_most_once=effect == "at_most_once",
             reconcile=reconcile,
             executor=self._executor,
+            run_ahead=self._handler.run_ahead if run_ahead is None else run_ahead,
         )
 
     def sleep(
@@ -281,28 +292,48 @@ class Context:
         hours: float = 0,
         days: float = 0,
     ) -> Operation[None]:
-        """Wait, durably: over crashes and restarts, holding nothing in memory. `await ctx.sleep(days=2)`."""
+        """Wait durably, over crashes and restarts, without holding memory: `await ctx.sleep(days=2)`."""
         extra = timedelta(milliseconds=milliseconds, seconds=seconds, minutes=minutes, hours=hours, days=days)
         first = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
-        attempt = self._attempt
-        argument = [_milliseconds(first + extra, "a sleep")]
-        return attempt.awaited(Op.SLEEP, attempt.next_key("sleep"), argument, _ignore, checked=0)
+        return self._sleep(first + extra)
 
     # -- other invocations
 
     @overload
-    def call(self, handler: Handler[Nothing, O], *, headers: dict[str, str] | None = None) -> CallOperation[O]: ...
-    @overload
     def call(
-        self, handler: Handler[I, O], argument: I, *, headers: dict[str, str] | None = None
+        self,
+        handler: Handler[Nothing, O],
+        *,
+        headers: dict[str, str] | None = None,
+        idempotency_key: str | None = None,
     ) -> CallOperation[O]: ...
     @overload
     def call(
-        self, handler: KeyedHandler[Nothing, O], *, key: str, headers: dict[str, str] | None = None
+        self,
+        handler: Handler[I, O],
+        argument: I,
+        *,
+        headers: dict[str, str] | None = None,
+        idempotency_key: str | None = None,
     ) -> CallOperation[O]: ...
     @overload
     def call(
-        self, handler: KeyedHandler[I, O], argument: I, *, key: str, headers: dict[str, str] | None = None
+        self,
+        handler: KeyedHandler[Nothing, O],
+        *,
+        key: str,
+        headers: dict[str, str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> CallOperation[O]: ...
+    @overload
+    def call(
+        self,
+        handler: KeyedHandler[I, O],
+        argument: I,
+        *,
+        key: str,
+        headers: dict[str, str] | None = None,
+        idempotency_key: str | None = None,
     ) -> CallOperation[O]: ...
     @overload
     def call(
@@ -312,10 +343,17 @@ class Context:
         *,
         key: str | None = None,
         headers: dict[str, str] | None = None,
+        idempotency_key: str | None = None,
     ) -> CallOperation[O]: ...
     @overload
     def call(
-        self, handler: str, argument: Any = ..., *, key: str | None = None, headers: dict[str, str] | None = None
+        self,
+        handler: str,
+        argument: Any = ...,
+        *,
+        key: str | None = None,
+        headers: dict[str, str] | None = None,
+        idempotency_key: str | None = None,
     ) -> CallOperation[Any]: ...
     def call(
         self,
@@ -324,6 +362,7 @@ class Context:
         *,
         key: str | None = None,
         headers: dict[str, str] | None = None,
+        idempotency_key: str | None = None,
     ) -> CallOperation[Any]:
         """Call another handler, exactly once, and wait for its result::
 
@@ -331,20 +370,29 @@ class Context:
         total = await ctx.call(counter.add, 5, key="visits")
         reply = await ctx.call("agent/ask", {"question": "why?"})     # in another process, by name
 
-        Its failure is a `TerminalError`.
+        Its failure is a `TerminalError`. A call that waits for a key which this invocation, or one that waits for it,
+        holds fails with 409 (kind `Deadlock`), even if it is never awaited: use `send` if you do not need the result.
+
+        `idempotency_key`: calls of the same handler and key with it, by handlers or clients, are one invocation.
         """
         attempt = self._attempt
         target = resolve_target(handler, key)
-        payload = self._argument(target, argument)
+        payload = _argument(target, argument)
         path = f"{target.service}/{target.handler}"
         operation: CallOperation[Any] = CallOperation(attempt, Op.CALL, attempt.next_key(path), target.output.load)
-        attempt.open_step(operation, [target.service, target.handler, key, payload, _headers(headers)], 3)
-        operation.invocation_id = self._child(operation.index, target, key, spread=False)
+        arguments = [target.service, target.handler, key, payload, self._headers(headers)]
+        attempt.open_step(operation, [*arguments, *self._idempotency(idempotency_key)])
+        operation.invocation_id = self._child(operation.index, target, key, idempotency_key, spread=False)
         return operation
 
     @overload
     def send(
-        self, handler: Handler[Nothing, O], *, delay: float | timedelta = 0, headers: dict[str, str] | None = None
+        self,
+        handler: Handler[Nothing, O],
+        *,
+        delay: float | timedelta = 0,
+        headers: dict[str, str] | None = None,
+        idempotency_key: str | None = None,
     ) -> Sent: ...
     @overload
     def send(
@@ -354,6 +402,7 @@ class Context:
         *,
         delay: float | timedelta = 0,
         headers: dict[str, str] | None = None,
+        idempotency_key: str | None = None,
     ) -> Sent: ...
     @overload
     def send(
@@ -363,6 +412,7 @@ class Context:
         key: str,
         delay: float | timedelta = 0,
         headers: dict[str, str] | None = None,
+        idempotency_key: str | None = None,
     ) -> Sent: ...
     @overload
     def send(
@@ -373,6 +423,7 @@ class Context:
         key: str,
         delay: float | timedelta = 0,
         headers: dict[str, str] | None = None,
+        idempotency_key: str | None = None,
     ) -> Sent: ...
     @overload
     def send(
@@ -383,6 +434,7 @@ class Context:
         key: str | None = None,
         delay: float | timedelta = 0,
         headers: dict[str, str] | None = None,
+        idempotency_key: str | None = None,
     ) -> Sent: ...
     def send(
         self,
@@ -392,16 +444,21 @@ class Context:
         key: str | None = None,
         delay: float | timedelta = 0,
         headers: dict[str, str] | None = None,
+        idempotency_key: str | None = None,
     ) -> Sent:
-        """Begin another invocation, exactly once, now or after `delay`, and do not wait for it. Nothing to await."""
+        """Start another invocation, exactly once, now or after `delay`, without waiting for it. There is nothing to await.
+
+        `idempotency_key` works as in `call`.
+        """
         attempt = self._attempt
         target = resolve_target(handler, key)
-        payload = self._argument(target, argument)
-        delay_ms = _milliseconds(delay, "delay")
-        step_key = attempt.next_key(f"send {target.service}/{target.handler}"[: protocol.NAME_BYTES_MAX * 2])
-        arguments = [target.service, target.handler, key, payload, _headers(headers), delay_ms]
-        index, _ = attempt.note(Op.SEND, step_key, arguments, checked=3)
-        return Sent(self._child(index, target, key, spread=True))
+        payload = _argument(target, argument)
+        delay_ms = duration_ms(delay, "delay")
+        step_key = attempt.next_key(f"send {target.service}/{target.handler}"[: NAME_BYTES_MAX * 2])
+        arguments = [target.service, target.handler, key, payload, self._headers(headers), delay_ms]
+        arguments += self._idempotency(idempotency_key)
+        index, _ = attempt.note(Op.SEND, step_key, arguments)
+        return Sent(self._child(index, target, key, idempotency_key, spread=True))
 
     def attach(self, invocation_id: str, result: type[T] | Serde[T] | Any = Any) -> Operation[Any]:
         """Wait for the result of another invocation, read as `result`."""
@@ -411,7 +468,7 @@ class Context:
         return attempt.awaited(Op.ATTACH, attempt.next_key(f"attach {invocation_id}"), [bytes(target)], serde.load)
 
     def cancel(self, invocation_id: str) -> None:
-        """Cancel another invocation: what it waits for fails as cancelled. Nothing to await."""
+        """Cancel another invocation: what it waits for fails as cancelled. There is nothing to await."""
         attempt = self._attempt
         attempt.note(Op.CANCEL, attempt.next_key(f"cancel {invocation_id}"), [bytes(parse_id(invocation_id))])
 
@@ -424,7 +481,7 @@ class Context:
     @overload
     def awakeable(self, result: Serde[T]) -> Awakeable[T]: ...
     def awakeable(self, result: Any = Any) -> Awakeable[Any]:
-        """Something that somebody outside completes: hand out the id, await the future::
+        """A step that a client or another handler completes: hand out the id, await the future::
 
         approval = ctx.awakeable(bool)
         await ctx.run("ask", mail_boss, approval.id)
@@ -435,390 +492,68 @@ class Context:
         return Awakeable(format_awakeable(attempt.id, operation.index), operation)
 
     def resolve_awakeable(self, awakeable_id: str, value: Any = None, *, serde: Serde[Any] | None = None) -> None:
-        """Complete an awakeable of any invocation with a value. Nothing to await."""
-        self._complete_awakeable(awakeable_id, [0, self._dump(serde or ANY, value, "the value")])
+        """Complete an awakeable of any invocation with a value. There is nothing to await."""
+        self._complete_awakeable(awakeable_id, Success(dumped(serde or ANY, value, "the value")))
 
     def reject_awakeable(self, awakeable_id: str, message: str, *, code: int = 500) -> None:
-        """Fail an awakeable of any invocation: its `await` raises a `TerminalError`. Nothing to await."""
-        self._complete_awakeable(awakeable_id, [1, *to_failure(TerminalError(message, code=code))])
+        """Reject an awakeable of any invocation: its `await` raises a `TerminalError`. There is nothing to await."""
+        self._complete_awakeable(awakeable_id, to_failure(TerminalError(message, code=code)))
 
-    def _complete_awakeable(self, awakeable_id: str, outcome: list[Any]) -> None:
+    def _complete_awakeable(self, awakeable_id: str, outcome: Outcome) -> None:
         attempt = self._attempt
         invocation, index = parse_awakeable(awakeable_id)
         key = attempt.next_key("resolve awakeable")
-        attempt.note(Op.RESOLVE_AWAKEABLE, key, [bytes(invocation), index, outcome], checked=2)
-
-    # -- combinators
-
-    async def race(self, *operations: Awaitable[T]) -> T:
-        """The result of the first to complete, by the order of the log: the same winner in every attempt.
-
-        The others go on, and may be awaited afterwards; coroutines among them are cancelled.
-        """
-        offset, sources = await self._first(operations)
-        return typing.cast(T, sources[offset].result())
-
-    async def select(self, **operations: Awaitable[Any]) -> Selected:
-        """Which was first, by name, and its value::
-
-        match await ctx.select(answer=approval.future, late=ctx.sleep(days=2)):
-            case ("answer", value): ...
-            case ("late", _): ...
-        """
-        offset, sources = await self._first(tuple(operations.values()))
-        return Selected(list(operations)[offset], sources[offset].result())
-
-    @overload
-    async def gather(self, first: Awaitable[T1], /) -> tuple[T1]: ...
-    @overload
-    async def gather(self, first: Awaitable[T1], second: Awaitable[T2], /) -> tuple[T1, T2]: ...
-    @overload
-    async def gather(
-        self, first: Awaitable[T1], second: Awaitable[T2], third: Awaitable[T3], /
-    ) -> tuple[T1, T2, T3]: ...
-    @overload
-    async def gather(self, *operations: Awaitable[T]) -> tuple[T, ...]: ...
-    async def gather(self, *operations: Awaitable[Any]) -> tuple[Any, ...]:
-        """The results of all, in the order given; raises the first failure by the order of the log."""
-        sources = self._sources(operations)
-        try:
-            while True:
-                for source in sorted((each for each in sources if each.done()), key=lambda each: each.sequence()):
-                    source.result()
-                if all(source.done() for source in sources):
-                    return tuple(source.result() for source in sources)
-                await self._change(sources)
-        finally:
-            for source in sources:
-                source.drop()
-
-    async def timeout(self, operation: Awaitable[T], limit: float | timedelta) -> T:
-        """Its result, or `TimeoutError` after `limit` (seconds or a timedelta): a durable timer decides.
-
-        The operation goes on and may be awaited again; a coroutine is cancelled.
-        """
-        timer = self.sleep(limit)
-        offset, sources = await self._first((operation, timer))
-        if offset == 1:
-            raise TimeoutError(f"not within {limit}")
-        if not timer.done():
-            timer.abandon()  # So that it does not wake anybody.
-        return typing.cast(T, sources[0].result())
-
-    async def _first(self, operations: tuple[Awaitable[Any], ...]) -> tuple[int, list[_Source]]:
-        if not operations:
-            raise ValueError("nothing to wait for")
-        sources = self._sources(operations)
-        try:
-            while True:
-                done = [(source.sequence(), offset) for offset, source in enumerate(sources) if source.done()]
-                if done:
-                    return min(done)[1], sources
-                await self._change(sources)
-        finally:
-            for source in sources:
-                source.drop()
-
-    def _sources(self, operations: tuple[Awaitable[Any], ...]) -> list[_Source]:
-        self._attempt.check_here()
-        return [_Source(self._attempt, each) for each in operations]
-
-    async def _change(self, sources: list[_Source]) -> None:
-        """Until one more of them is done."""
-        attempt = self._attempt
-        pending = [source for source in sources if not source.done()]
-        for source in pending:
-            if source.operation is not None:
-                attempt.want(source.operation)
-                if source.done():
-                    return
-        wait = attempt.wait(None)
-
-        def wake() -> None:
-            if not wait.done():
-                wait.set_result(None)
-
-        for source in pending:
-            source.listen(wake)
-        try:
-            await wait
-        finally:
-            attempt.waits.discard(wait)
-            for source in pending:
-                source.unlisten(wake)
+        attempt.note(Op.RESOLVE_AWAKEABLE, key, [bytes(invocation), index, pack_outcome(outcome)])
 
     # -- helpers
 
-    def _argument(self, target: Target, argument: Any) -> bytes:
-        if argument is _MISSING:
-            return b""
-        return self._dump(target.input, argument, f"the argument of {target.service}/{target.handler}")
-
-    def _dump(self, serde: Serde[Any], value: Any, what: str) -> bytes:
+    def _headers(self, given: dict[str, str] | None) -> dict[str, str]:
+        """The headers of a call or send: those given, and the trace that this invocation belongs to."""
+        headers = checked_headers(given)
+        own = {name.lower() for name in headers}
+        passed = {
+            name: text
+            for name, text in self._attempt.headers.items()
+            if name.lower() in TRACE_HEADERS and name.lower() not in own
+        }
         try:
-            payload = serde.dump(value)
-        except BadPayload as error:
-            raise BadPayload(f"{what}: {error}") from None
-        if len(payload) > protocol.PAYLOAD_BYTES_MAX:
-            raise BadPayload(f"{what}: {len(payload)} bytes; at most {protocol.PAYLOAD_BYTES_MAX} are allowed")
-        return payload
+            return checked_headers({**passed, **headers})
+        except BadArgument:
+            return headers  # Both together exceed the limit.
 
-    def _child(self, index: int, target: Target, key: str | None, *, spread: bool) -> str:
-        if target.is_main and key is not None:
-            return format_id(protocol.workflow_id(target.service, key))
-        return format_id(protocol.child_id(self._attempt.id, index, target.service, key, spread=spread))
-
-
-class ObjectContext(Context):
-    """The context of a handler with a key: everything of `Context`, and the key's state."""
-
-    def __init__(self, attempt: Attempt, handler: AnyHandler[Any, Any], executor: Executor) -> None:
-        super().__init__(attempt, handler, executor)
-        start = attempt.start
-        self._state: dict[str, bytes] = dict(start.state or {})
-        self._state_complete = start.state is not None and start.state_complete
-        self._removed: set[str] = set()  # Names known to be absent although eager state is not complete.
-
-    @property
-    def key(self) -> str:
-        """The key this invocation works on."""
-        return self._attempt.start.key or ""
-
-    @overload
-    def get(self, name: str) -> Operation[Any]: ...
-    @overload
-    def get(self, name: str, result: type[T]) -> Operation[T | None]: ...
-    @overload
-    def get(self, name: str, result: Serde[T]) -> Operation[T | None]: ...
-    def get(self, name: str, result: Any = Any) -> Operation[Any]:
-        """A value of the state, or None: `count = await ctx.get("count", int) or 0`."""
-        _check_text(name, "the name of a state value")
-        attempt = self._attempt
-        key = attempt.next_key(f"get {name}")
-        operation: Operation[Any] = Operation(attempt, Op.GET, key, _optional(serde_for(result)))
-        value = self._state.get(name)
-        if value is not None:
-            self._read(operation, [name], some(value))
-        elif self._state_complete or name in self._removed:
-            self._read(operation, [name], NOTHING)
-        else:
-            attempt.open_step(operation, [name], 1)
-        return operation
-
-    def _read(self, operation: Operation[Any], argument: list[Any], known: bytes) -> None:
-        """Eager state has the answer, unless the journal has another one from an earlier attempt."""
-        attempt = self._attempt
-        index = attempt.find(operation.key, operation.code, argument)
-        if index >= 0:
-            attempt.replay_step(operation, index)
-            return
-        attempt.check_new(operation.code, argument, operation.key, others=attempt.unsettled)
-        operation.index = attempt.journal(operation.code, operation.key, argument, [0, known])
-        attempt.delivered += 1
-        operation.sequence = attempt.delivered
-        operation.settle([0, known])
-
-    def set(self, name: str, value: Any, *, serde: Serde[Any] | None = None) -> None:
-        """Set a value of the state. Nothing to await: it takes effect with the journal."""
-        _check_text(name, "the name of a state value")
-        self._check_writable()
-        payload = self._dump(
-            serde or (ANY if not isinstance(value, bytes) else serde_for(bytes)), value, f"state {name!r}"
-        )
-        attempt = self._attempt
-        _, new = attempt.note(Op.SET, attempt.next_key(f"set {name}"), [name, payload])
-        if new:
-            self._state[name] = payload
-
-    def clear(self, name: str) -> None:
-        """Remove a value of the state. Nothing to await."""
-        _check_text(name, "the name of a state value")
-        self._check_writable()
-        attempt = self._attempt
-        _, new = attempt.note(Op.CLEAR, attempt.next_key(f"clear {name}"), [name])
-        if new:
-            self._forget(name)
-
-    def clear_all(self) -> None:
-        """Remove all of the state. Nothing to await."""
-        self._check_writable()
-        attempt = self._attempt
-        _, new = attempt.note(Op.CLEAR_ALL, attempt.next_key("clear all"), [])
-        if new:
-            self._state.clear()
-            self._state_complete = True
-
-    def keys(self) -> Operation[list[str]]:
-        """The names of all values of the state, sorted."""
-        attempt = self._attempt
-        operation: Operation[list[str]] = Operation(attempt, Op.KEYS, attempt.next_key("keys"), _names)
-        if self._state_complete:
-            self._read(operation, [], msgpack.packb(sorted(self._state)))
-        else:
-            attempt.open_step(operation, [], 0)
-        return operation
-
-    def _forget(self, name: str) -> None:
-        self._state.pop(name, None)
-        if not self._state_complete:
-            self._removed.add(name)
-
-    def _check_writable(self) -> None:
-        if self._handler.mode == "shared":
+    def _idempotency(self, key: str | None) -> list[str]:
+        if key is None:
+            return []
+        check_text(key, "an idempotency key", KEY_BYTES_MAX)
+        if self._attempt.version < 2:
             raise MisusedContext(
-                f"{self._handler.path} is shared, so it only reads state: "
-                "state can be written only in exclusive handlers and the main handler of a workflow"
+                "idempotency_key= needs nodes of a later release: upgrade the cluster, or leave it out"
             )
+        return [key]
+
+    def _child(self, index: int, target: Target, key: str | None, idempotency_key: str | None, *, spread: bool) -> str:
+        if target.is_main and key is not None:
+            return format_id(workflow_id(target.service, key))
+        if idempotency_key is not None:
+            return format_id(idempotent_id(target.service, key, target.handler, idempotency_key))
+        return format_id(child_id(self._attempt.id, index, target.service, key, spread=spread))
 
 
-class WorkflowContext(ObjectContext):
-    """The context of a workflow's handlers: everything of `ObjectContext`, and the workflow's promises."""
+class _Shut(Context):
+    """The context of code that goes on although its attempt has ended."""
 
-    @overload
-    def promise(self, name: str) -> DurablePromise[Any]: ...
-    @overload
-    def promise(self, name: str, result: type[T]) -> DurablePromise[T]: ...
-    @overload
-    def promise(self, name: str, result: Serde[T]) -> DurablePromise[T]: ...
-    def promise(self, name: str, result: Any = Any) -> DurablePromise[Any]:
-        """A named value that is set once, for this workflow's handlers to wait for each other and for clients."""
-        _check_text(name, "the name of a promise")
-        return DurablePromise(self, name, serde_for(result))
+    if not TYPE_CHECKING:
 
-
-class _Source:
-    """What a combinator waits for: an operation, or a task around any other awaitable."""
-
-    __slots__ = ("attempt", "finished", "operation", "own", "task", "wakers")
-
-    def __init__(self, attempt: Attempt, awaitable: Awaitable[Any]) -> None:
-        self.attempt = attempt
-        self.operation: Operation[Any] | None = None
-        self.task: asyncio.Future[Any] | None = None
-        self.own = False
-        self.finished = 0
-        self.wakers: list[Callable[[], None]] = []
-        if isinstance(awaitable, DurablePromise):
-            awaitable = awaitable.wait()
-        if isinstance(awaitable, Operation):
-            self.operation = awaitable
-            awaitable.start()
-            return
-        self.own = not isinstance(awaitable, asyncio.Future)
-        self.task = asyncio.ensure_future(awaitable)
-        self.task.add_done_callback(self._finish)
-
-    def _finish(self, task: asyncio.Future[Any]) -> None:
-        self.attempt.delivered += 1
-        self.finished = self.attempt.delivered
-        for wake in self.wakers:
-            wake()
-
-    def done(self) -> bool:
-        if self.operation is not None:
-            return self.operation.done()
-        return self.finished > 0
-
-    def sequence(self) -> int:
-        return self.operation.sequence if self.operation is not None else self.finished
-
-    def result(self) -> Any:
-        if self.operation is not None:
-            return self.operation.result()
-        assert self.task is not None
-        return self.task.result()
-
-    def listen(self, wake: Callable[[], None]) -> None:
-        if self.operation is not None:
-            self.operation.listen(wake)
-        elif self.task is not None:
-            self.wakers.append(wake)
-
-    def unlisten(self, wake: Callable[[], None]) -> None:
-        if self.operation is not None:
-            self.operation.unlisten(wake)
-        elif self.task is not None:
-            self.wakers.remove(wake)
-
-    def drop(self) -> None:
-        """The combinator is over: a task that it made has nobody else."""
-        if self.own and self.task is not None and not self.task.done():
-            self.task.cancel()
+        def __getattribute__(self, name: str) -> Any:
+            known = name.startswith("_") or name in ("attempt", "headers", "invocation_id", "key", "log")
+            return object.__getattribute__(self, name) if known else NEVER
 
 
 def _now() -> bytes:
     return int(time.time() * 1000).to_bytes(8, "big")
 
 
-def _ignore(payload: bytes) -> None:
-    return None
-
-
-def _names(payload: bytes) -> list[str]:
-    names: list[str] = msgpack.unpackb(payload)
-    return names
-
-
-def _optional(serde: Serde[Any]) -> Callable[[bytes], Any]:
-    def load(payload: bytes) -> Any:
-        found = unsome(payload)
-        return None if found is None else serde.load(found)
-
-    return load
-
-
-def _headers(headers: dict[str, str] | None) -> dict[str, str]:
-    if not headers:
-        return {}
-    size = 0
-    for name, value in headers.items():
-        _check_text(name, "the name of a header")
-        _check_text(value, f"header {name!r}", HEADER_BYTES_MAX, empty=True)
-        size += len(name.encode()) + len(value.encode())
-    if len(headers) > HEADERS_MAX or size > HEADER_BYTES_MAX:
-        raise ValueError(f"a call has at most {HEADERS_MAX} headers of {HEADER_BYTES_MAX} bytes together")
-    return dict(headers)
-
-
-def _check_text(text: str, what: str, limit: int = protocol.NAME_BYTES_MAX, *, empty: bool = False) -> None:
-    if type(text) is not str:
-        raise TypeError(f"{what} is a str, not {type(text).__name__}")
-    if not text.isascii():
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError:
-            raise ValueError(f"{what} is valid Unicode") from None
-    else:
-        size = len(text)
-    if size > limit or (size == 0 and not empty):
-        raise ValueError(f"{what} has 1 to {limit} bytes, not {size}")
-
-
-def _milliseconds(value: float | timedelta, what: str) -> int:
-    """Rounded up: a durable wait is never shorter than asked for."""
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if not 0 <= seconds <= DELAY_S_MAX:
-        raise ValueError(f"{what} is a duration between zero and 100 years, not {value!r}")
-    return math.ceil(seconds * 1000)
-
-
-_result_serdes: weakref.WeakKeyDictionary[Any, Serde[Any]] = weakref.WeakKeyDictionary()
-
-
-def _result_serde(function: Any) -> Serde[Any]:
-    """By the return annotation. Functions made anew for each call share their code, so that is what is remembered."""
-    code = getattr(inspect.unwrap(function) if hasattr(function, "__wrapped__") else function, "__code__", None)
-    if code is None:
-        inner = getattr(function, "func", None) or vars(type(function)).get("__call__")
-        if inner is None or not hasattr(inner, "__code__"):
-            return ANY
-        return _result_serde(inner)
-    found = _result_serdes.get(code)
-    if found is None:
-        try:
-            hint = typing.get_type_hints(function, include_extras=True).get("return", Any)
-            found = serde_for(hint)
-        except (BadPayload, NameError, TypeError, AttributeError):
-            found = ANY
-        _result_serdes[code] = found
-    return found
+def _argument(target: Target, argument: Any) -> bytes:
+    if argument is _MISSING:
+        return b""
+    return dumped(target.input, argument, f"the argument of {target.service}/{target.handler}")

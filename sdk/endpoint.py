@@ -9,23 +9,58 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from holdfast.sdk import protocol
+from holdfast import __version__, require_asserts
 from holdfast.sdk.attempt import Attempt
-from holdfast.sdk.context import Context, ObjectContext, WorkflowContext
+from holdfast.sdk.context import Context
+from holdfast.sdk.definition import (
+    AnyHandler,
+    AnyService,
+    check_services,
+    manifest_of,
+)
 from holdfast.sdk.errors import BadPayload, TerminalError
-from holdfast.sdk.protocol import Frame, ProtocolError
-from holdfast.sdk.service import AnyHandler, AnyService, check_services, manifest_of
+from holdfast.sdk.frames import (
+    BATCH_BYTES_MAX,
+    FRAMES_MAX,
+    SUSPICION_S,
+    TO_SDK,
+    VERSION,
+    Abort,
+    Ack,
+    Began,
+    Blocked,
+    Cancelled,
+    Completion,
+    Credit,
+    Error,
+    Frame,
+    Goaway,
+    Journal,
+    Output,
+    Piece,
+    RetryRun,
+    Start,
+    Suspend,
+    Waiting,
+    choose_version,
+    decode_batch,
+    encode_batch,
+    read_version,
+)
+from holdfast.sdk.journal import PAYLOAD_BYTES_MAX, ProtocolError, unpack_outcome
+from holdfast.sdk.keyed import ObjectContext, WorkflowContext
+from holdfast.sdk.watchdog import Watchdog
 
 logger = logging.getLogger("holdfast.sdk")
 
-SDK_VERSION: Final = "0.1.0"
 GRANT: Final = 32_768  # Frames a node may have on the way to us; renewed when half of it is used up.
 THREADS: Final = 64
-VERSION_HEADER: Final = "x-holdfast-protocol"
 MEDIA_TYPE: Final = "application/x-msgpack"
 _CONTEXTS: Final[dict[str, type[Context]]] = {
     "service": Context, "object": ObjectContext, "workflow": WorkflowContext,
@@ -36,12 +71,20 @@ class Endpoint:
     """The services of this process and their running attempts."""
 
     def __init__(self, services: Iterable[AnyService], *, suspend_after: float = 1.0, threads: int = THREADS) -> None:
+        require_asserts("A Holdfast endpoint")
         self.services = check_services(services)
-        self.manifest = manifest_of(self.services.values(), SDK_VERSION)
+        self.manifest = manifest_of(self.services.values(), __version__)
         self.suspend_after = suspend_after
         self.executor = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-step")
         self.attempts: dict[bytes, Attempt] = {}
+        #: Attempts of invocations during which processes ended, and how many of them may run at a time,
+        self.suspects: dict[Attempt, int] = {}
+        #: and those that wait for their turn. The attempts of all nodes meet here, so only this process can keep them apart.
+        self.held: deque[Attempt] = deque()
+        #: For so long others wait for a suspect. A step may take hours, or hang.
+        self.suspicion_s = SUSPICION_S
         self.streams: set[Stream] = set()
+        self.watchdog = Watchdog(self._whose, self._was_blocked)
         self.stopping = False
         self._sweep: asyncio.TimerHandle | None = None
         self._idle: asyncio.Event | None = None
@@ -49,7 +92,13 @@ class Endpoint:
     # -- attempts
 
     def start(
-        self, start: protocol.Start, send: Callable[[Frame], None], ended: Callable[[Attempt], None], *, eager: bool
+        self,
+        start: Start,
+        send: Callable[[Frame], None],
+        ended: Callable[[Attempt], None],
+        *,
+        eager: bool,
+        version: int = VERSION,
     ) -> Attempt | None:
         """A new attempt, unless a newer one of its invocation is known. It begins when its journal is complete."""
         older = self.attempts.get(start.invocation)
@@ -58,7 +107,9 @@ class Endpoint:
                 return None
             older.end()
         loop = asyncio.get_running_loop()
-        attempt = Attempt(start, send=send, loop=loop, ended=lambda done: self._ended(done, ended), eager=eager)
+        attempt = Attempt(
+            start, send=send, loop=loop, ended=lambda done: self._ended(done, ended), eager=eager, version=version
+        )
         self.attempts[start.invocation] = attempt
         self._arm(loop)
         if not start.more:
@@ -75,16 +126,63 @@ class Endpoint:
             )
             attempt.fail(error, pause=False)
             return
+        if start.suspects_max and not self._may_begin(attempt):
+            return
         try:
             attempt.begin(self._code(handler), name=f"{start.service}/{start.handler}")
         except ProtocolError:
             attempt.end()
             raise
 
+    def _whose(self, task: asyncio.Task[object] | None) -> str | None:
+        """The handler that a task runs for. The watchdog asks, from its thread."""
+        for attempt in list(self.attempts.values()):
+            if task in attempt.tasks:
+                return f"{attempt.start.service}/{attempt.start.handler}"
+        return None
+
+    def _was_blocked(self, seconds: float, handler: str, place: str) -> None:
+        for stream in self.streams:
+            if stream.version > 1:
+                stream.send(Blocked(round(seconds * 1000), handler, place))
+
+    def _may_begin(self, attempt: Attempt) -> bool:
+        """Whether the attempt may run beside the suspects that run. If not, it is held until some of them end."""
+        limit = attempt.start.suspects_max
+        if len(self.suspects) >= min([limit, *self.suspects.values()]):
+            self.held.append(attempt)
+            return False
+        self.suspects[attempt] = limit
+        attempt.loop.call_later(self.suspicion_s, self._trust, attempt)
+        if not attempt.eager:
+            attempt.send(Began(attempt.id, attempt.epoch))
+        return True
+
+    def _trust(self, attempt: Attempt) -> None:
+        """The suspect ran for a while and the process is still there, so other suspects need not wait for it any longer."""
+        if self.suspects.pop(attempt, None) is not None:
+            self._begin_held()
+
+    def _begin_held(self) -> None:
+        waiting, self.held = self.held, deque()
+        for attempt in waiting:
+            if not attempt.ended:
+                self.begin(attempt)
+
+    def hand_back_held(self, attempt: Attempt) -> bool:
+        """Hand back an attempt that has not begun: another one can begin just as well. Returns whether it was held."""
+        if attempt not in self.held:
+            return False
+        self.held.remove(attempt)
+        attempt.send(Waiting(attempt.id, attempt.epoch, []))
+        attempt.end()
+        return True
+
     def _code(self, handler: AnyHandler[Any, Any]) -> Callable[[Attempt], Coroutine[Any, Any, bytes]]:
         async def code(attempt: Attempt) -> bytes:
             context = _CONTEXTS[handler.service.kind](attempt, handler, self.executor)
-            if handler.takes_input:
+            attempt.context = weakref.ref(context)
+            if handler.takes_input and not (handler.has_default and not attempt.input):
                 try:
                     value = handler.input.load(attempt.input)
                 except BadPayload as error:
@@ -98,8 +196,10 @@ class Endpoint:
                 payload = handler.output.dump(result)
             except BadPayload as error:
                 raise BadPayload(f"the result of {handler.path}: {error}") from None
-            if len(payload) > protocol.PAYLOAD_BYTES_MAX:
-                raise BadPayload(f"the result of {handler.path} has {len(payload)} bytes, which is too much")
+            if len(payload) > PAYLOAD_BYTES_MAX:
+                raise BadPayload(
+                    f"the result of {handler.path} must have at most {PAYLOAD_BYTES_MAX} bytes, not {len(payload)}"
+                )
             return payload
 
         return code
@@ -108,6 +208,8 @@ class Endpoint:
         if self.attempts.get(attempt.id) is attempt:
             del self.attempts[attempt.id]
         ended(attempt)
+        if self.suspects.pop(attempt, None) is not None and self.held:
+            asyncio.get_running_loop().call_soon(self._begin_held)
         if self._idle is not None and not self.attempts:
             self._idle.set()
 
@@ -118,12 +220,12 @@ class Endpoint:
             self._sweep = loop.call_later(self.suspend_after / 2, self._look_around, loop)
 
     def _look_around(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hand back attempts that did nothing since the last look and only wait for steps."""
+        """Hand back attempts that did nothing since the last sweep and only wait for steps."""
         self._sweep = None
         for attempt in list(self.attempts.values()):
             if attempt.touched:
                 attempt.touched = False
-            else:
+            elif attempt not in self.held:
                 attempt.maybe_suspend()
         if self.attempts:
             self._arm(loop)
@@ -134,16 +236,19 @@ class Endpoint:
         """Take no new attempts, let the running ones finish or wait, and drop what is left after `grace` seconds."""
         self.stopping = True
         for stream in list(self.streams):
-            stream.send(protocol.Goaway("the endpoint is shutting down"))
+            stream.send(Goaway("the endpoint is shutting down"))
         for attempt in list(self.attempts.values()):
-            attempt.hurry()
+            if not self.hand_back_held(attempt):
+                attempt.hurry()
         if self.attempts:
             self._idle = asyncio.Event()
             try:
                 async with asyncio.timeout(grace):
                     await self._idle.wait()
             except TimeoutError:
-                logger.warning("%d attempts did not finish in time; their nodes start them again", len(self.attempts))
+                logger.warning(
+                    "%d attempts did not finish in time; their nodes will start them again", len(self.attempts)
+                )
         for attempt in list(self.attempts.values()):
             attempt.end()
         for stream in list(self.streams):
@@ -155,11 +260,11 @@ class Endpoint:
 
     # -- request/response
 
-    async def invoke(self, service: str, handler: str, body: bytes) -> bytes:
-        """One attempt without a stream: its START in, all frames it makes out."""
-        frames = protocol.decode_batch(body, protocol.TO_SDK)
-        if len(frames) != 1 or not isinstance(frames[0], protocol.Start) or frames[0].more:
-            raise ProtocolError("the body is a batch of one START with the whole journal")
+    async def invoke(self, service: str, handler: str, body: bytes, version: int = VERSION) -> bytes:
+        """One attempt without a stream: its START in, all frames it makes out, both in the same version."""
+        frames = decode_batch(body, TO_SDK, version)
+        if len(frames) != 1 or not isinstance(frames[0], Start) or frames[0].more:
+            raise ProtocolError("the body must be a batch of one START with the whole journal")
         start = frames[0]
         if (start.service, start.handler) != (service, handler):
             raise ProtocolError(f"the path says {service}/{handler}, the START {start.service}/{start.handler}")
@@ -170,16 +275,16 @@ class Endpoint:
             if not done.done():
                 done.set_result(None)
 
-        attempt = self.start(start, out.append, ended, eager=True)
+        attempt = self.start(start, out.append, ended, eager=True, version=version)
         if attempt is None:
             raise Superseded
         try:
             await done
         finally:
             attempt.end()
-        if not out or not isinstance(out[-1], protocol.Waiting | protocol.Output | protocol.Error):
+        if not out or not isinstance(out[-1], Waiting | Output | Error):
             raise Superseded
-        return protocol.encode_batch(out)
+        return encode_batch(out, version)
 
 
 class Superseded(Exception):
@@ -189,9 +294,16 @@ class Superseded(Exception):
 class Stream:
     """One stream of a node: its attempts, its credit, and what is to be sent in the next message."""
 
-    def __init__(self, endpoint: Endpoint, write: Callable[[bytes], Coroutine[Any, Any, None]]) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        write: Callable[[bytes], Coroutine[Any, Any, None]],
+        *,
+        version: int = VERSION,
+    ) -> None:
         self.endpoint = endpoint
         self.write = write
+        self.version = version  # Of the protocol, as it was agreed on when the stream was opened.
         self.attempts: dict[bytes, Attempt] = {}
         self.outbox: list[Frame] = []
         self.credit = 0  # Frames that we may send.
@@ -201,6 +313,8 @@ class Stream:
         self._wake: asyncio.Future[None] | None = None
         self._drained: asyncio.Event = asyncio.Event()
         self._grants = GRANT
+        self._pieces: list[bytes] = []  # Of a batch that is larger than one message.
+        self._piece_bytes = 0
 
     def send(self, frame: Frame) -> None:
         """Frames of one turn of the loop leave in one message."""
@@ -216,10 +330,10 @@ class Stream:
             while not self.closed:
                 if self._grants:
                     grant, self._grants = self._grants, 0
-                    await self.write(protocol.encode_batch([protocol.Credit(grant)]))
+                    await self.write(encode_batch([Credit(grant)], self.version))
                 frames = self._take()
                 if frames:
-                    for message in encode_messages(frames):
+                    for message in encode_messages(frames, self.version):
                         await self.write(message)
                     continue
                 if not self.outbox:
@@ -250,7 +364,7 @@ class Stream:
             pass
 
     def close(self) -> None:
-        """The connection is gone: so are its attempts."""
+        """The connection is gone: end its attempts."""
         if self.closed:
             return
         self.closed = True
@@ -266,22 +380,27 @@ class Stream:
     def receive(self, message: bytes) -> None:
         """A message of the node. Raises `ProtocolError`; then the stream must end."""
         if self.closed:
-            return  # Nobody would hear of an attempt that begins here now.
-        frames = protocol.decode_batch(message, protocol.TO_SDK)
+            return  # The node would not hear of an attempt that begins now.
+        frames = decode_batch(message, TO_SDK, self.version)
+        if self._pieces or (frames and type(frames[0]) is Piece):
+            whole = self._put_together(frames)
+            if whole is None:
+                return
+            frames = decode_batch(whole, TO_SDK - {Piece}, self.version)
         attempts = self.attempts
         for frame in frames:
-            if type(frame) is protocol.Credit:
+            if type(frame) is Credit:
                 self.credit += frame.frames
                 if self.outbox and self._wake is not None and not self._wake.done():
                     self._wake.set_result(None)
                 continue
             self.taken += 1
-            if type(frame) is protocol.Start:
+            if type(frame) is Start:
                 self._start(frame)
                 continue
             attempt = attempts.get(frame.invocation)  # type: ignore[union-attr]
             if attempt is None or attempt.epoch != frame.epoch:  # type: ignore[union-attr]
-                continue  # It ended here; the node will see that.
+                continue  # It ended here, and the node will find out.
             self._dispatch(attempt, frame)
         if self.taken >= GRANT // 2:
             self._grants += self.taken
@@ -289,29 +408,46 @@ class Stream:
             if self._wake is not None and not self._wake.done():
                 self._wake.set_result(None)
 
+    def _put_together(self, frames: list[Frame]) -> bytes | None:
+        """The batch, when its last piece has come."""
+        piece = frames[0] if len(frames) == 1 else None
+        if type(piece) is not Piece:
+            raise ProtocolError("another message came between the pieces of a batch")
+        self._pieces.append(piece.data)
+        self._piece_bytes += len(piece.data)
+        if self._piece_bytes > BATCH_BYTES_MAX or not piece.data:
+            raise ProtocolError(f"the pieces of a batch must have 1 to {BATCH_BYTES_MAX} bytes")
+        if piece.more:
+            return None
+        whole = b"".join(self._pieces)
+        self._pieces.clear()
+        self._piece_bytes = 0
+        return whole
+
     def _dispatch(self, attempt: Attempt, frame: Frame) -> None:
         match frame:
-            case protocol.Ack():
+            case Ack():
                 attempt.on_ack(frame.length)
-            case protocol.Completion():
-                attempt.on_completion(frame.index, frame.order, frame.outcome)
-            case protocol.RetryRun():
+            case Completion():
+                attempt.on_completion(frame.index, frame.order, unpack_outcome(frame.outcome))
+            case RetryRun():
                 attempt.on_retry(frame.index)
-            case protocol.Cancelled():
+            case Cancelled():
                 attempt.on_cancelled()
-            case protocol.Suspend():
-                attempt.on_suspend()
-            case protocol.Abort():
+            case Suspend():
+                if not self.endpoint.hand_back_held(attempt):
+                    attempt.on_suspend()
+            case Abort():
                 attempt.end()
-            case protocol.Journal():
+            case Journal():
                 attempt.add_journal(frame.journal)
                 if not frame.more:
                     self.endpoint.begin(attempt)
             case _:
-                raise ProtocolError(f"{type(frame).__name__} is not for an SDK")
+                raise ProtocolError(f"a node must not send {type(frame).__name__}")
 
-    def _start(self, start: protocol.Start) -> None:
-        attempt = self.endpoint.start(start, self.send, self._ended, eager=False)
+    def _start(self, start: Start) -> None:
+        attempt = self.endpoint.start(start, self.send, self._ended, eager=False, version=self.version)
         if attempt is not None and not attempt.ended:
             self.attempts[start.invocation] = attempt
 
@@ -320,16 +456,25 @@ class Stream:
             del self.attempts[attempt.id]
 
 
-def check_version(text: str | None) -> None:
-    """A node says which version it speaks; nothing said means the first."""
-    if text is not None and text != str(protocol.VERSION):
-        raise ProtocolError(f"this endpoint speaks version {protocol.VERSION} of the protocol, not {text!r:.20}")
+def stream_version(written: str | None, highest: str | None) -> int:
+    """The version of a stream, from the headers of the request that opens it: the highest that both sides know.
+
+    Nodes of before version 2 say only which one they speak; nothing said means the first. Raises ProtocolError.
+    """
+    low = read_version(written, 1)
+    return choose_version(low, max(read_version(highest, low), low))
 
 
-def encode_messages(frames: list[Frame]) -> list[bytes]:
+def body_version(written: str | None) -> int:
+    """The version that the body of a request is written in, and that of its answer. Raises ProtocolError."""
+    version = read_version(written, 1)
+    return choose_version(version, version)
+
+
+def encode_messages(frames: list[Frame], version: int = VERSION) -> list[bytes]:
     """One message, or several if it would be too large."""
-    message = protocol.encode_batch(frames) if len(frames) <= protocol.FRAMES_MAX else b""
-    if (message and len(message) <= protocol.BATCH_BYTES_MAX) or len(frames) == 1:
+    message = encode_batch(frames, version) if len(frames) <= FRAMES_MAX else b""
+    if (message and len(message) <= BATCH_BYTES_MAX) or len(frames) == 1:
         return [message]
     half = len(frames) // 2
-    return encode_messages(frames[:half]) + encode_messages(frames[half:])
+    return encode_messages(frames[:half], version) + encode_messages(frames[half:], version)

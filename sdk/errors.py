@@ -1,14 +1,24 @@
-"""What can go wrong for code that uses the SDK, as a small tree.
+"""The errors of the SDK, as a small tree.
 
-`HoldfastError` is what a user may catch. `AttemptEnded` is not: it is a `BaseException`, because an attempt that was
-suspended or superseded must leave the user's code without being mistaken for a failure of what it was doing.
+Users may catch `HoldfastError`. `AttemptEnded` is a `BaseException` that they must not catch: the end of a suspended or
+superseded attempt is no failure of what the code was doing.
 """
 
 from __future__ import annotations
 
+import math
+import signal
+from collections.abc import Mapping
 from datetime import timedelta
 
-from holdfast.sdk.protocol import Failure, cut_text
+from holdfast.sdk.journal import (
+    METADATA_BYTES_MAX,
+    Failure,
+    cut_metadata,
+    cut_text,
+    cut_trace,
+)
+from holdfast.sdk.traces import frames
 
 
 class HoldfastError(Exception):
@@ -18,16 +28,24 @@ class HoldfastError(Exception):
 class TerminalError(HoldfastError):
     """A failure that is never retried: the step or the invocation fails for good, with an HTTP status.
 
-    Raise it in a handler or in a function given to `ctx.run`; whoever called gets it as a `TerminalError` too::
+    Raise it in a handler or in a function given to `ctx.run`; the caller gets it as a `TerminalError` too::
 
         raise TerminalError("no seats left", code=409)
 
-    `kind` names the class of error for people and filters; it is the class name unless given.
+    `kind` names the class of error for people and filters; it is the class name unless given. `metadata` travels with the
+    error, to the handler that called and to HTTP clients, as texts under names: at most 4 KiB of it::
+
+        raise TerminalError("no seats left", code=409, metadata={"flight": "LH 470"})
     """
 
-    def __init__(self, message: str, *, code: int = 500, kind: str = "") -> None:
+    metadata: dict[str, str]
+
+    def __init__(
+        self, message: str, *, code: int = 500, kind: str = "", metadata: Mapping[str, str] | None = None
+    ) -> None:
         if not 400 <= code <= 599:
-            raise ValueError(f"code is an HTTP status of an error, 400 to 599, not {code}")
+            raise BadArgument(f"code must be an HTTP status from 400 to 599, not {code}")
+        self.metadata = _checked_metadata(metadata)
         super().__init__(message)
         self.message = message
         self.code = code
@@ -35,9 +53,12 @@ class TerminalError(HoldfastError):
 
 
 class InvocationCancelled(TerminalError):
-    """Somebody cancelled the invocation. Raised where the code waits, or where it would start its next step.
+    """The invocation was cancelled. Raised where the code waits, or where it would start its next step.
 
-    Code may catch it to compensate: steps after it work again.
+    Code may catch it to compensate: steps after it work again. A coroutine that runs as a step is interrupted (with
+    `asyncio.CancelledError`); a sync function in a thread, or a step with `effect="at_most_once"`, runs to its end, and
+    the next operation raises this. If the handler returns without another operation, its last one raises this when the
+    handler is replayed. So the operation that raises it may have taken effect: compensate for it too.
     """
 
     def __init__(self, message: str = "the invocation was cancelled", *, code: int = 409, kind: str = "Cancelled"):
@@ -48,10 +69,24 @@ class RetriesExhausted(TerminalError):
     """A step failed as often as its `RetryPolicy` allows; the message includes the last error."""
 
 
+class JournalTooLong(TerminalError):
+    """The journal of this invocation reached its limit: split the work into several invocations.
+
+    Raised once, by the first operation beyond the limit, which did not happen. A tenth of the limit, and at least 100
+    steps, are in reserve after that, so code may catch it to compensate. Beyond the reserve the invocation ends.
+    """
+
+    def __init__(self, message: str, *, code: int = 413, kind: str = "JournalTooLong"):
+        super().__init__(message, code=code, kind=kind)
+
+
 class RetryableError(HoldfastError):
-    """A failure to try again, like any other exception, but not before `retry_after` (seconds or a timedelta)::
+    """A failure that is retried, like any other exception, but after `retry_after` (seconds or a timedelta)::
 
     raise RetryableError("the model is overloaded", retry_after=30)
+
+    `retry_after` replaces the backoff of the step's or handler's `RetryPolicy`. The failure counts, so `max_attempts` and
+    `max_duration` hold. Without `retry_after` the policy decides.
     """
 
     def __init__(self, message: str, *, retry_after: float | timedelta = 0) -> None:
@@ -64,7 +99,7 @@ class RunAgain(HoldfastError):
 
 
 class NonDeterminismError(HoldfastError):
-    """In replay the code did something else than the journal says it did. The invocation pauses for an operator."""
+    """In replay the code did something other than what the journal holds. The invocation pauses for an operator."""
 
     def __init__(self, message: str, *, expected: str, found: str) -> None:
         super().__init__(f"{message}\n  the journal has: {expected}\n  the code does:   {found}")
@@ -73,22 +108,75 @@ class NonDeterminismError(HoldfastError):
 
 
 class BadDefinition(HoldfastError):
-    """A service or handler is defined in a way that cannot work. Raised where it is defined."""
+    """The definition of a service or handler cannot work. Raised where it is defined."""
 
 
 class BadPayload(HoldfastError):
-    """A value cannot be turned into bytes, or bytes not into the declared type."""
+    """A value cannot be converted to bytes, or bytes cannot be converted to the declared type."""
 
 
 class MisusedContext(HoldfastError):
-    """A context was used where it cannot work: outside its handler, inside a step, or in another thread."""
+    """A context was used where or how it cannot work: outside its handler, inside a step, with a wrong argument.
+
+    A retry cannot help, so the invocation pauses until its code is corrected.
+    """
+
+
+class BadArgument(MisusedContext, ValueError, TypeError):
+    """An argument of an operation is not allowed, such as a negative delay."""
+
+
+class MissingOperation(MisusedContext, AttributeError):
+    """The context of this kind of service does not have this operation."""
+
+
+class ExitRaised(HoldfastError):
+    """A handler or a step raised `SystemExit` or `KeyboardInterrupt`: its attempt failed, and the process goes on."""
 
 
 class AttemptEnded(BaseException):
-    """This attempt is over (suspended, aborted, superseded); the invocation goes on in another one.
+    """This attempt has ended (suspended, aborted, superseded). The invocation goes on in another one.
 
-    Never catch it without raising it again: whatever the code does from here on is not recorded.
+    Never catch it without raising it again: nothing that the code does after it is recorded.
     """
+
+
+def never_works(error: BaseException) -> bool:
+    """Whether the code is wrong in a way that a retry cannot mend."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(never_works(each) for each in error.exceptions)
+    return isinstance(error, BadPayload | MisusedContext)
+
+
+def find_terminal(error: BaseException) -> TerminalError | None:
+    """The error that fails an invocation for good. A group counts if nothing in it can be retried."""
+    if isinstance(error, TerminalError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        found = [find_terminal(each) for each in error.exceptions]
+        if all(found):
+            return found[0]
+    return None
+
+
+def is_from_terminal(error: BaseException) -> bool:
+    """Whether it may be Ctrl-C. Where a loop or a server handles the signal, only code raises KeyboardInterrupt."""
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def exit_raised(error: BaseException) -> ExitRaised:
+    """The error that replaces an exception that would end the process."""
+    text = f"{type(error).__name__}({error})"
+    raised = ExitRaised(f"{text} was raised in a handler or a step: its attempt failed, and the process goes on")
+    raised.__cause__ = error
+    return raised.with_traceback(error.__traceback__)  # Where it was raised is what the journal shows.
+
+
+def retry_after_ms(error: BaseException) -> int:
+    """The delay that an error asks for before the retry, as `RetryableError` does; 0 if it does not ask."""
+    after = getattr(error, "retry_after", 0)
+    seconds = after.total_seconds() if isinstance(after, timedelta) else after
+    return math.ceil(seconds * 1000) if isinstance(seconds, int | float) and 0 < seconds < 1e11 else 0
 
 
 def to_failure(error: BaseException) -> Failure:
@@ -96,11 +184,14 @@ def to_failure(error: BaseException) -> Failure:
     try:
         text = str(error)
     except Exception:
-        text = ""  # It cannot even say what it is; it is a failure nevertheless.
+        text = ""  # Its __str__ fails; the failure counts nevertheless.
     kind = type(error).__name__
     if isinstance(error, TerminalError):
-        return Failure(error.code, cut_text(text), cut_kind(error.kind))
-    return Failure(500, cut_text(f"{kind}: {text}" if text else kind), cut_kind(kind))
+        metadata = {"metadata": cut_metadata(error.metadata)} if error.metadata else None
+        return Failure(error.code, cut_text(text), cut_kind(error.kind), metadata)
+    trace = cut_trace(frames(error))
+    extra = {"trace": trace} if trace else None
+    return Failure(500, cut_text(f"{kind}: {text}" if text else kind), cut_kind(kind), extra)
 
 
 def cut_kind(kind: str) -> str:
@@ -112,7 +203,27 @@ def from_failure(failure: Failure) -> TerminalError:
     """A journaled failure as user code sees it: the same live and in replay."""
     code = failure.code if 400 <= failure.code <= 599 else 500
     known = _BY_KIND.get(failure.kind, TerminalError)
-    return known(failure.message, code=code, kind=failure.kind)
+    error = known(failure.message, code=code, kind=failure.kind)
+    error.metadata = dict((failure.extra or {}).get("metadata", {}))
+    return error
 
 
-_BY_KIND: dict[str, type[TerminalError]] = {"Cancelled": InvocationCancelled, "RetriesExhausted": RetriesExhausted}
+def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    if not metadata:
+        return {}
+    found = dict(metadata)
+    for name, text in found.items():
+        if type(name) is not str or type(text) is not str:
+            raise BadArgument(
+                f"metadata must map str to str, not {name!r:.80} to {text!r:.80}: convert the values to text"
+            )
+    if len(cut_metadata(found)) < len(found):
+        raise BadArgument(f"metadata must have at most {METADATA_BYTES_MAX} bytes, names and values together")
+    return found
+
+
+_BY_KIND: dict[str, type[TerminalError]] = {
+    "Cancelled": InvocationCancelled,
+    "JournalTooLong": JournalTooLong,
+    "RetriesExhausted": RetriesExhausted,
+}

@@ -1,8 +1,9 @@
 """A RUN: the step that executes a function of the user and journals its result.
 
 The function runs in the task that awaits the operation, so a step costs no task of its own. It starts only when every
-earlier step is acknowledged, so a further effect never overtakes the record of an earlier one. A failure goes to the
-node, which counts, and says when to run again or that it is over; so no crash resets the count.
+earlier step is acknowledged, so a further effect never overtakes the record of an earlier one. The `await` returns when
+the step itself is acknowledged, so the code never overtakes the record either, unless the step may run ahead. A failure
+goes to the node, which counts, and says when to run again or that it is over; so no crash resets the count.
 """
 
 from __future__ import annotations
@@ -11,16 +12,35 @@ import asyncio
 import contextvars
 import inspect
 import logging
+import sys
+import time
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Executor
 from typing import Any, Final, TypeVar
 
-from holdfast.sdk import protocol, scopes
-from holdfast.sdk.attempt import Attempt, Operation, find_terminal
-from holdfast.sdk.errors import AttemptEnded, BadPayload, MisusedContext, RunAgain, TerminalError, to_failure
-from holdfast.sdk.protocol import CANCELLED, Op
+from holdfast.sdk import ids as wire_ids
+from holdfast.sdk import scopes, timers, traces
+from holdfast.sdk.attempt import Attempt, Operation
+from holdfast.sdk.attempt.operation import DONE, PENDING
+from holdfast.sdk.errors import (
+    AttemptEnded,
+    BadPayload,
+    MisusedContext,
+    RunAgain,
+    TerminalError,
+    exit_raised,
+    find_terminal,
+    from_failure,
+    is_from_terminal,
+    never_works,
+    retry_after_ms,
+    to_failure,
+)
+from holdfast.sdk.frames import Intent, RunDone, RunFailed
+from holdfast.sdk.ids import format_id
+from holdfast.sdk.journal import CANCELLED, PAYLOAD_BYTES_MAX, Op, Outcome, Success, pack_outcome
+from holdfast.sdk.policy import RetryPolicy
 from holdfast.sdk.serde import JsonSerde, Serde
-from holdfast.sdk.service import RetryPolicy
 
 T = TypeVar("T")
 
@@ -44,11 +64,11 @@ class CurrentStep:
     @property
     def effect_key(self) -> str:
         """The same for every try of this step, over crashes and restarts: hand it to the provider as idempotency key."""
-        return protocol.effect_key(self._invocation, self.key)
+        return wire_ids.effect_key(self._invocation, self.key)
 
     @property
     def invocation_id(self) -> str:
-        return protocol.format_id(self._invocation)
+        return format_id(self._invocation)
 
 
 _step: contextvars.ContextVar[CurrentStep | None] = contextvars.ContextVar("holdfast_step", default=None)
@@ -62,16 +82,18 @@ def current_step() -> CurrentStep:
     """
     step = _step.get()
     if step is None:
-        raise MisusedContext("there is no step here: current_step() works inside a function given to ctx.run")
+        raise MisusedContext("current_step() works only inside a function given to ctx.run")
     return step
 
 
 class RunOperation(Operation[T]):
     """`ctx.run(...)`: begins when it is awaited, gathered or raced."""
 
+    attempt: Attempt
+
     __slots__ = (
-        "arguments", "at_most_once", "driven", "due", "executor", "function", "name", "policy", "reconcile", "retrying",
-        "serde", "tries",
+        "arguments", "at_most_once", "began_ms", "driven", "due", "executor", "function", "interrupted", "made_at", "name",
+        "policy", "reconcile", "retrying", "run_ahead", "running", "serde", "tries",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +109,7 @@ class RunOperation(Operation[T]):
         at_most_once: bool,
         reconcile: Callable[[str], Any] | None,
         executor: Executor,
+        run_ahead: bool,
     ) -> None:
         super().__init__(attempt, Op.RUN, key, serde.load)
         self.name = name
@@ -97,19 +120,34 @@ class RunOperation(Operation[T]):
         self.at_most_once = at_most_once
         self.reconcile = reconcile
         self.executor = executor
+        self.run_ahead = run_ahead
         self.driven = False
         self.retrying = False
         self.due: asyncio.Future[None] | None = None
+        self.running: asyncio.Task[Any] | None = None  # Where its function runs, if it can be interrupted,
+        self.interrupted = False  # and whether it was.
         self.tries = 0
+        self.began_ms = 0  # When its function began its last try, for people; 0: not in this attempt.
+        caller = sys._getframe(2)  # of ctx.run
+        self.made_at = (caller.f_code.co_filename, caller.f_lineno)
         index = attempt.find(key, Op.RUN, [name])
         if index >= 0:
             attempt.replay_step(self, index)
         else:
             attempt.unsettled += 1
 
+    def __del__(self) -> None:
+        if self.state == PENDING and not self.driven and self.index < 0 and not self.attempt.ended:
+            self.attempt.unsettled -= 1
+            at = "{}:{}".format(*self.made_at)
+            timers.warn_once(
+                "%s: ctx.run(%r, ...) at %s was never awaited, so its function did not run",
+                self.attempt.name, self.name, at, at=at,
+            )  # fmt: skip
+
     def __await__(self) -> Generator[Any, Any, T]:
-        if self.state != 1:
-            if self.state == 0 and not self.driven and not self._has_outcome():
+        if self.state != DONE:
+            if self.state == PENDING and not self.driven and not self._has_outcome():
                 self.driven = True
                 yield from self._drive().__await__()
             else:
@@ -121,7 +159,7 @@ class RunOperation(Operation[T]):
         return 0 <= self.index < len(self.attempt.steps) and self.attempt.steps[self.index].outcome is not None
 
     def start(self) -> None:
-        if self.state == 0 and not self.driven and not self._has_outcome():
+        if self.state == PENDING and not self.driven and not self._has_outcome():
             self.driven = True
             attempt = self.attempt
             attempt.adopt(scopes.unscoped_task(attempt.loop, self._drive_alone(), name=f"step {self.name}"))
@@ -137,7 +175,7 @@ class RunOperation(Operation[T]):
             self.due.set_result(None)
 
     async def _drive(self) -> None:
-        """Bring the step to its outcome; it is settled afterwards."""
+        """Bring the step to its outcome. It is settled afterwards."""
         attempt = self.attempt
         attempt.check_here()
         try:
@@ -145,26 +183,26 @@ class RunOperation(Operation[T]):
             if outcome is None:
                 return  # It came from the node.
             if self.index >= 0:
-                attempt.send(protocol.RunDone(attempt.id, attempt.epoch, self.index, outcome))
+                attempt.send(RunDone(attempt.id, attempt.epoch, self.index, pack_outcome(outcome), self.began_ms))
                 await self._settled()
                 return
-            alone = attempt.is_alone()
-            self.index = attempt.journal(Op.RUN, self.key, [self.name], outcome)
-            if alone:
+            at_once = self.run_ahead and attempt.is_alone()
+            self.index = attempt.journal(Op.RUN, self.key, [self.name], outcome, began_ms=self.began_ms)
+            if at_once:
                 attempt.delivered += 1
                 attempt.unsettled -= 1
                 self.sequence = attempt.delivered
                 self.settle(outcome)
             else:
-                attempt.result_sent(self, outcome)
+                attempt.result_sent(self, outcome, ahead=self.run_ahead)
                 await self._settled()
         except asyncio.CancelledError:
             if not attempt.ended:
                 self._abandon_run()
             raise
 
-    async def _first_outcome(self) -> list[Any] | None:
-        """The outcome that the function, or whoever decides instead of it, gives; None: the node settled the step."""
+    async def _first_outcome(self) -> Outcome | None:
+        """The outcome of the function or of its `reconcile` hook. None: the node settled the step."""
         attempt = self.attempt
         if self.index >= 0:
             argument = attempt.steps[self.index].argument
@@ -176,9 +214,9 @@ class RunOperation(Operation[T]):
             else:
                 if argument[2] > attempt.start.now_ms and not self.retrying:
                     await self._backoff()
-                if self.at_most_once and self.state == 0:
+                if self.at_most_once and self.state == PENDING:
                     await self._intend_again()
-                if self.state != 0:
+                if self.state != PENDING:
                     return None
         else:
             attempt.check_new(Op.RUN, [self.name], self.key, others=attempt.unsettled - 1)
@@ -189,50 +227,55 @@ class RunOperation(Operation[T]):
             if not attempt.starts_runs:
                 await attempt.park()
                 continue
-            if self.state != 0:
+            if self.state != PENDING:
                 return None  # Cancelled by the node while it was about to run again.
-            if self.index < 0 and attempt.take_cancellation():
-                return [1, *CANCELLED]
+            if self.index < 0 and attempt.is_full():
+                return attempt.refuse_run(self.key)
+            if attempt.take_cancellation():
+                return CANCELLED
             if self.at_most_once and self.index < 0:
                 await self._intend()
             outcome = await self._execute()
             if outcome is not None:
                 return outcome
             await self._backoff()
-            if self.state != 0:
+            if self.state != PENDING:
                 return None
 
     async def _intend(self) -> None:
         attempt = self.attempt
         if not attempt.is_live:
             attempt.fail(
-                TerminalError(f"step {self.name!r} is at_most_once, which needs a stream to the endpoint", code=501),
+                TerminalError(
+                    f"step {self.name!r} has effect='at_most_once', which needs a stream to the endpoint",
+                    code=501,
+                ),
                 pause=True,
             )
         attempt.check_here()
         self.index = attempt.length
         attempt.length += 1
         attempt.open[self.index] = self
-        attempt.send(protocol.Intent(attempt.id, attempt.epoch, self.index, self.key, self.name))
+        attempt.send(Intent(attempt.id, attempt.epoch, self.index, self.key, self.name))
         wait = attempt.acknowledged()
         if wait is not None:
             await self._hold(wait)
 
     async def _intend_again(self) -> None:
-        """Somebody decided that it had not happened. From now on it may have: the journal has to say so first."""
+        """An operator decided that the effect had not happened. Journal that it may happen from now on, before it runs."""
         attempt = self.attempt
         attempt.check_here()
         self.retrying = False
-        attempt.send(protocol.Intent(attempt.id, attempt.epoch, self.index, self.key, self.name))
+        attempt.send(Intent(attempt.id, attempt.epoch, self.index, self.key, self.name))
         await self._backoff()
 
-    async def _decide(self) -> list[Any] | None:
-        """The step was about to run when its attempt was lost: did the effect happen? None: it did not, run it."""
+    async def _decide(self) -> Outcome | None:
+        """Ask whether the effect happened before the last attempt was lost. None: it did not, so run the step."""
         attempt = self.attempt
         if self.reconcile is None:
             attempt.fail(
                 TerminalError(
-                    f"step {self.name!r} (effect key {protocol.effect_key(attempt.id, self.key)}) is in doubt: it may "
+                    f"step {self.name!r} (effect key {wire_ids.effect_key(attempt.id, self.key)}) is in doubt: it may "
                     "or may not have happened. Decide for it, or give ctx.run a reconcile hook",
                     kind="InDoubt",
                 ),
@@ -241,42 +284,57 @@ class RunOperation(Operation[T]):
         attempt.check_here()
         assert self.reconcile is not None
         try:
-            value = await self._call(self.reconcile, (protocol.effect_key(attempt.id, self.key),))
+            value = await self._call(self.reconcile, (wire_ids.effect_key(attempt.id, self.key),))
         except RunAgain:
             return None
         except TerminalError as error:
-            return [1, *to_failure(error)]
+            return to_failure(error)
         except Exception as error:
             # The hook could not find out, which says nothing about the effect: ask again in another attempt. The code
             # must not see this as the step's failure, which is in no journal.
             if not attempt.ended:
-                logger.warning("%s: reconcile of %r failed", protocol.format_id(attempt.id), self.name, exc_info=error)
+                logger.warning("%s: reconcile of %r failed", format_id(attempt.id), self.name, exc_info=error)
             attempt.fail(error, pause=False)
             raise AttemptEnded from None
         return self._dump(value)
 
-    async def _execute(self) -> list[Any] | None:
-        """Run the function once. None: it failed, and the node was told."""
+    async def _execute(self) -> Outcome | None:
+        """Run the function once. None: it failed, and the node knows."""
         attempt = self.attempt
         self.tries += 1
+        self.began_ms = time.time_ns() // 1_000_000
         try:
             value = await self._call(self.function, self.arguments)
         except TerminalError as error:
-            return [1, *to_failure(error)]
+            return to_failure(error)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if attempt.ended or (task is not None and task.cancelling()):
                 raise
             return self._failed(error)  # The function cancelled something of its own.
+        except (KeyboardInterrupt, SystemExit) as error:
+            if is_from_terminal(error):
+                raise
+            return self._failed(exit_raised(error))
         except Exception as error:
+            if never_works(error):
+                # Such as a context used inside a step: it would fail the same way for ever.
+                attempt.fail(error, pause=True)
+                raise AttemptEnded from None
             terminal = find_terminal(error)  # A task group wraps what its tasks raise.
-            return self._failed(error) if terminal is None else [1, *to_failure(terminal)]
+            return self._failed(error) if terminal is None else to_failure(terminal)
         return self._dump(value)
 
-    def _failed(self, error: BaseException) -> list[Any] | None:
+    def _failed(self, error: BaseException) -> Outcome | None:
         attempt = self.attempt
         attempt.check_here()
-        failure = [1, *to_failure(error)]
+        invocation = format_id(attempt.id)
+        logger.warning(
+            "%s: step %r of %s/%s failed (attempt %d, try %d)",
+            invocation, self.name, attempt.start.service, attempt.start.handler, attempt.start.attempt, self.tries,
+            exc_info=traces.for_log(error), extra={"invocation_id": invocation, "step": self.name},
+        )  # fmt: skip
+        failure = to_failure(error)
         policy = self.policy
         if self.at_most_once or (policy is not None and isinstance(error, policy.terminal)):
             return failure
@@ -285,7 +343,12 @@ class RunOperation(Operation[T]):
             attempt.length += 1
             attempt.open[self.index] = self
         retry = policy.wire() if policy is not None else None
-        attempt.send(protocol.RunFailed(attempt.id, attempt.epoch, self.index, self.key, self.name, failure, retry))
+        attempt.send(
+            RunFailed(
+                attempt.id, attempt.epoch, self.index, self.key, self.name, pack_outcome(failure), retry,
+                retry_after_ms=retry_after_ms(error), began_ms=self.began_ms,
+            )
+        )  # fmt: skip
         self.retrying = False
         return None
 
@@ -296,30 +359,60 @@ class RunOperation(Operation[T]):
         return await self._call_here(function, arguments)
 
     async def _call_here(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """The code in it is outside of all scopes, and knows its step."""
+        """Call it outside all scopes, with its step as `current_step()`."""
         attempt = self.attempt
         scope = scopes.current.set(None)
         step = _step.set(CurrentStep(attempt.id, self.name, self.key, self.tries))
         attempt.functions += 1
         try:
             if inspect.iscoroutinefunction(function):
-                return await function(*arguments)
+                return await self._interruptible(function(*arguments))
             context = contextvars.copy_context()
-            value = await attempt.loop.run_in_executor(self.executor, lambda: context.run(function, *arguments))
-            return await value if isinstance(value, Awaitable) else value
+            value = await attempt.loop.run_in_executor(self.executor, context.run, _in_thread, function, arguments)
+            return await self._interruptible(value) if isinstance(value, Awaitable) else value
         finally:
             attempt.functions -= 1
             _step.reset(step)
             scopes.current.reset(scope)
 
-    def _dump(self, value: Any) -> list[Any]:
+    async def _interruptible(self, awaitable: Awaitable[Any]) -> Any:
+        """Await it, unless the invocation is cancelled meanwhile: then it gets a CancelledError, as from asyncio.
+
+        A function that swallows that decides how its step ends, and the next one notices the cancellation.
+        """
+        attempt, task = self.attempt, asyncio.current_task()
+        assert task is not None
+        if self.at_most_once:
+            return await awaitable  # Its outcome must be known.
+        before = task.cancelling()
+        self.running, self.interrupted = task, False
+        attempt.interruptible[self] = None
+        try:
+            return await awaitable
+        except asyncio.CancelledError:
+            if self.interrupted and task.cancelling() - 1 <= before and not attempt.ended:
+                attempt.take_cancellation()
+                raise from_failure(CANCELLED) from None
+            raise
+        finally:
+            attempt.interruptible.pop(self, None)
+            if self.interrupted:
+                task.uncancel()  # As asyncio.timeout does: the task itself goes on.
+            self.running = None
+
+    def interrupt(self) -> None:
+        if self.running is not None and not self.interrupted:
+            self.interrupted = True
+            self.running.cancel()
+
+    def _dump(self, value: Any) -> Success:
         attempt = self.attempt
         if attempt.ended:
             raise AttemptEnded
         try:
             payload = self.serde.dump(value)
-            if len(payload) > protocol.PAYLOAD_BYTES_MAX:
-                raise BadPayload(f"{len(payload)} bytes; at most {protocol.PAYLOAD_BYTES_MAX} are allowed")
+            if len(payload) > PAYLOAD_BYTES_MAX:
+                raise BadPayload(f"it must have at most {PAYLOAD_BYTES_MAX} bytes, not {len(payload)}")
         except Exception as error:  # A serde of the user's may raise anything.
             # The effect has happened and its result cannot be kept: running it again would not help.
             attempt.fail(BadPayload(f"the result of step {self.name!r}: {error}"), pause=True)
@@ -328,10 +421,10 @@ class RunOperation(Operation[T]):
         serde = self.serde
         if isinstance(serde, JsonSerde) and type(value) in _SCALARS and serde.hint in (type(value), Any):
             self.load = lambda _: value
-        return [0, payload]
+        return Success(payload)
 
     async def _backoff(self) -> None:
-        """Until the node says to run again, or that it is over."""
+        """Wait until the node says to run again, or settles the step."""
         attempt = self.attempt
         if self.retrying:
             return
@@ -350,8 +443,8 @@ class RunOperation(Operation[T]):
             self.due.set_result(None)
 
     async def _settled(self) -> None:
-        """Until the outcome is delivered in its place."""
-        if self.state == 0:
+        """Wait until the outcome is delivered in its place."""
+        if self.state == PENDING:
             wait = self.attempt.wait(self)
             self.due = wait
             self.listen(self._woken)
@@ -369,10 +462,19 @@ class RunOperation(Operation[T]):
             self.attempt.waits.discard(wait)
 
     def _abandon_run(self) -> None:
-        """A plain cancellation hit the step. Replay must not run it, so the journal has to know."""
+        """A plain cancellation hit the step. Journal that, so that replay does not run it."""
         attempt = self.attempt
         if self.index < 0:
             self.index = attempt.length
             attempt.length += 1
-            attempt.send(protocol.Intent(attempt.id, attempt.epoch, self.index, self.key, self.name))
+            attempt.send(Intent(attempt.id, attempt.epoch, self.index, self.key, self.name))
         self.abandon()
+
+
+def _in_thread(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Call it. A future cannot carry a StopIteration: asyncio would drop it, and the step would wait for ever."""
+    try:
+        return function(*arguments)
+    except StopIteration as error:
+        failure = RuntimeError("the function raised StopIteration: give next() a default, or catch it in the function")
+        raise failure.with_traceback(error.__traceback__) from error

@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import random
+import sys
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Generator
 from hashlib import blake2b
 from typing import Any, Final, Protocol
+
+from holdfast.sdk.errors import MisusedContext, exit_raised, is_from_terminal
 
 PATH_BYTES_MAX: Final = 200  # A longer path of nested tasks is hashed, so that keys stay within their bound.
 
@@ -24,6 +28,9 @@ class Owner(Protocol):
     """The attempt, as far as a scope knows it: it wants to hear of its tasks."""
 
     seed: int
+    ended: bool
+    tasks: set[asyncio.Task[Any]]
+    time_floor: float
 
     def adopt(self, task: asyncio.Task[Any]) -> None: ...
 
@@ -103,6 +110,55 @@ def _remember(task: asyncio.Task[Any], scope: Scope) -> None:
     _by_task[task] = scope
 
 
+class Contained(Coroutine[Any, Any, Any]):
+    """A coroutine of a handler's task, in which SystemExit is an error like any other.
+
+    A task passes it to the loop, which ends, and the server and all other attempts with it.
+    """
+
+    __slots__ = ("_iterator",)  # By this name `waits` looks through it.
+
+    def __init__(self, inner: Coroutine[Any, Any, Any]) -> None:
+        self._iterator = inner
+
+    def send(self, value: Any) -> Any:
+        try:
+            return self._iterator.send(value)
+        except (SystemExit, KeyboardInterrupt) as error:
+            if is_from_terminal(error):
+                raise
+            raise exit_raised(error) from error
+
+    def throw(self, *details: Any) -> Any:
+        try:
+            return self._iterator.throw(*details)
+        except (SystemExit, KeyboardInterrupt) as error:
+            if is_from_terminal(error):
+                raise
+            raise exit_raised(error) from error
+
+    def close(self) -> None:
+        self._iterator.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._iterator.__await__()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)  # Names and frames, for tools that show the task.
+
+
+def _starts_in_any_order() -> bool:
+    """Whether asyncio.as_completed is about to start a coroutine: it makes a set of what it is given."""
+    frame = sys._getframe(2)
+    for _ in range(6):  # create_task, ensure_future, perhaps a comprehension and a class of its own
+        if frame is None or not frame.f_globals.get("__name__", "").startswith(("asyncio.", "uvloop")):
+            return False
+        if "as_completed" in frame.f_code.co_name or "AsCompleted" in frame.f_code.co_qualname:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
 class _Factory:
     """A task factory that gives children of a scoped task a scope. One per loop, around the factory that was there."""
 
@@ -115,7 +171,14 @@ class _Factory:
         parent = current_scope()
         if parent is None:
             return self._make(loop, coro, options)
+        if inspect.iscoroutine(coro) and _starts_in_any_order():
+            coro.close()
+            raise MisusedContext(
+                "asyncio.as_completed starts coroutines in a different order in each process, so replay could not find their "
+                "steps: pass it tasks made with asyncio.create_task, or operations of the context"
+            )
         scope = parent.child()
+        coro = Contained(coro) if inspect.iscoroutine(coro) else coro
         if options.get("context") is not None:
             task = self._make(loop, coro, options)
             _remember(task, scope)
@@ -146,7 +209,7 @@ def install_factory(loop: asyncio.AbstractEventLoop) -> None:
 def unscoped_task(
     loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], *, name: str | None = None
 ) -> asyncio.Task[Any]:
-    """A task outside of all scopes, which takes no number from the scope of whoever starts it."""
+    """A task outside of all scopes, which takes no number from the scope of the code that starts it."""
     context = contextvars.copy_context()
     context.run(current.set, None)
 

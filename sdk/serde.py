@@ -1,7 +1,7 @@
 """Payloads: how values become bytes and bytes become values, by the type hints of the code.
 
 JSON unless the hint says `bytes` or a `Serde` was given. Converters are built once per hint: they check what they read
-and say where it does not fit, because the other side may be anybody. pydantic models are recognised by what they can
+and say where it does not fit, because the other side may be any program. pydantic models are recognised by what they can
 do, so pydantic is never imported here.
 """
 
@@ -37,9 +37,11 @@ class Serde(Protocol[T]):
 
     class Protobuf:
         content_type = "application/protobuf"
-        def dump(self, value: Order) -> bytes: return value.SerializeToString()
+        def dump(self, value: Order) -> bytes: return value.SerializeToString(deterministic=True)
         def load(self, payload: bytes) -> Order: return Order.FromString(payload)
         def schema(self) -> None: return None
+
+    `dump` must give the same bytes for the same value in every process: replay compares them with those in the journal.
     """
 
     content_type: str
@@ -58,7 +60,7 @@ class BytesSerde:
 
     def dump(self, value: bytes) -> bytes:
         if not isinstance(value, bytes | bytearray | memoryview):
-            raise BadPayload(f"bytes expected, not {type(value).__name__}")
+            raise BadPayload(f"value must be bytes, not {type(value).__name__}")
         return bytes(value)
 
     def load(self, payload: bytes) -> bytes:
@@ -75,7 +77,7 @@ class NothingSerde:
 
     def dump(self, value: None) -> bytes:
         if value is not None:
-            raise BadPayload(f"nothing (None) expected, not {type(value).__name__}")
+            raise BadPayload(f"value must be None, not {type(value).__name__}")
         return b""
 
     def load(self, payload: bytes) -> None:
@@ -129,7 +131,7 @@ def _default(value: Any) -> Any:
     """What json does not know by itself. Subclasses of str and int were written before we are asked."""
     dump = getattr(value, "model_dump", None)
     if dump is not None and not isinstance(value, type):
-        return dump(mode="json", by_alias=True)
+        return _order_sets(dump(mode="json", by_alias=True), dump(by_alias=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):
@@ -141,7 +143,7 @@ def _default(value: Any) -> Any:
     if isinstance(value, uuid.UUID | decimal.Decimal):
         return str(value)
     if isinstance(value, set | frozenset):
-        return sorted(value, key=repr)
+        return sorted(value, key=_place)
     if isinstance(value, bytes | bytearray | memoryview):
         return base64.b64encode(value).decode()
     if isinstance(value, collections.abc.Mapping):
@@ -149,9 +151,41 @@ def _default(value: Any) -> Any:
     if isinstance(value, collections.abc.Sequence):
         return list(value)
     raise BadPayload(
-        f"a {type(value).__name__} cannot be written as JSON: use a dataclass, a pydantic model, plain values or a Serde"
+        f"a value of type {type(value).__name__} cannot be written as JSON: "
+        "use a dataclass, a pydantic model, plain values or a Serde"
     )
 
+
+def _place(value: Any) -> str:
+    """Where a value stands among others of its set, the same in every process: `repr` of sets in it would not be."""
+    return repr(value) if value is None or isinstance(value, _PLAIN) else _encode(value)
+
+
+def _order_sets(dumped: Any, value: Any) -> Any:
+    """What a pydantic model became, with its sets in order: pydantic writes them as they iterate, which differs by process.
+
+    `value` is the same model as Python objects. Where a serializer of the user's gives it another shape, it is left alone.
+    """
+    if isinstance(value, set | frozenset) and isinstance(dumped, list):
+        return sorted(dumped, key=_place)
+    if isinstance(value, dict) and isinstance(dumped, dict) and len(value) == len(dumped):
+        return {key: _order_sets(dumped[key], each) for key, each in zip(dumped, value.values(), strict=True)}
+    if isinstance(value, list | tuple) and isinstance(dumped, list) and len(value) == len(dumped):
+        return [_order_sets(found, each) for found, each in zip(dumped, value, strict=True)]
+    return dumped
+
+
+_PLAIN: Final = (
+    str,
+    int,
+    float,
+    enum.Enum,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    uuid.UUID,
+    decimal.Decimal,
+)
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_default).encode
 
@@ -293,7 +327,7 @@ class _Builder:
             return self.build(hint.__supertype__)
         if isinstance(kind, type):
             return self._class(kind)
-        return _SCALARS[Any]  # A type variable or a forward reference nobody resolved: anything goes.
+        return _SCALARS[Any]  # A type variable or an unresolved forward reference: any value will do.
 
     def _union(self, arguments: tuple[Any, ...]) -> _Built:
         built = [self.build(argument) for argument in arguments]
@@ -499,7 +533,7 @@ def _key_converter(hint: Any) -> Convert | None:
         return None
     if hint is int:
         return _parsed(int, "an integer as key")
-    raise BadPayload("the keys of a JSON object are str or int")
+    raise BadPayload("the keys of a JSON object must be str or int")
 
 
 def _hints(kind: Any) -> dict[str, Any]:

@@ -7,25 +7,36 @@ import contextlib
 import json
 import logging
 import signal
+import time
 from collections.abc import Iterable
 from typing import Final
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from holdfast.sdk import protocol
-from holdfast.sdk.endpoint import MEDIA_TYPE, VERSION_HEADER, Endpoint, Stream, Superseded, check_version
+from holdfast.sdk.definition import AnyService
+from holdfast.sdk.endpoint import MEDIA_TYPE, Endpoint, Stream, Superseded, body_version, stream_version
+from holdfast.sdk.frames import (
+    BATCH_BYTES_MAX,
+    HEARTBEAT_HEADER,
+    HIGHEST_HEADER,
+    MESSAGE_BYTES_HEADER,
+    VERSION,
+    VERSION_HEADER,
+)
+from holdfast.sdk.journal import ProtocolError
 from holdfast.sdk.loop import new_event_loop
-from holdfast.sdk.protocol import ProtocolError
-from holdfast.sdk.service import AnyService
+from holdfast.sdk.watchdog import LATE_S, Lifeline
 
 logger = logging.getLogger("holdfast.sdk")
 
+PING_S: Final = 10.0  # A node that is silent for this long is pinged,
+SILENCE_S: Final = 45.0  # and after this long it counts as gone.
 _ENDPOINT: Final = web.AppKey("holdfast_endpoint", Endpoint)
 
 
 def application(endpoint: Endpoint) -> web.Application:
     """The routes of an endpoint as an aiohttp application, to run or to mount as a sub-application."""
-    app = web.Application(client_max_size=protocol.BATCH_BYTES_MAX)
+    app = web.Application(client_max_size=BATCH_BYTES_MAX)
     app[_ENDPOINT] = endpoint
     app.router.add_get("/discover", _discover)
     app.router.add_get("/stream", _stream)
@@ -42,14 +53,15 @@ async def _invoke(request: web.Request) -> web.Response:
     if endpoint.stopping:
         return _refuse(503, "the endpoint is shutting down", {"Retry-After": "1"})
     try:
-        check_version(request.headers.get(VERSION_HEADER))
+        version = body_version(request.headers.get(VERSION_HEADER))
         body = await request.read()
-        answer = await endpoint.invoke(request.match_info["service"], request.match_info["handler"], body)
+        answer = await endpoint.invoke(request.match_info["service"], request.match_info["handler"], body, version)
     except ProtocolError as error:
         return _refuse(400, str(error))
     except Superseded:
-        return _refuse(409, "a newer attempt of this invocation is known here")
-    return web.Response(body=answer, content_type=MEDIA_TYPE)
+        return _refuse(409, "a newer attempt of this invocation runs here")
+    headers = {VERSION_HEADER: str(version), HIGHEST_HEADER: str(VERSION)}
+    return web.Response(body=answer, content_type=MEDIA_TYPE, headers=headers)
 
 
 def _refuse(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
@@ -57,7 +69,7 @@ def _refuse(status: int, message: str, headers: dict[str, str] | None = None) ->
         status=status,
         text=json.dumps({"code": status, "message": message}),
         content_type="application/json",
-        headers=headers,
+        headers={HIGHEST_HEADER: str(VERSION), **(headers or {})},
     )
 
 
@@ -66,34 +78,86 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     if endpoint.stopping:
         return _refuse(503, "the endpoint is shutting down", {"Retry-After": "1"})
     try:
-        check_version(request.headers.get(VERSION_HEADER))
+        version = stream_version(request.headers.get(VERSION_HEADER), request.headers.get(HIGHEST_HEADER))
     except ProtocolError as error:
         return _refuse(400, str(error))
-    socket = web.WebSocketResponse(max_msg_size=protocol.BATCH_BYTES_MAX, heartbeat=10.0, compress=False)
-    await socket.prepare(request)
-    stream = Stream(endpoint, socket.send_bytes)
+    socket = web.WebSocketResponse(max_msg_size=BATCH_BYTES_MAX, autoping=False, compress=False)
+    socket.headers[VERSION_HEADER] = str(version)
+    socket.headers[MESSAGE_BYTES_HEADER] = str(BATCH_BYTES_MAX)
+    lifeline = Lifeline.of(request.transport)
+    if lifeline is not None:
+        socket.headers[HEARTBEAT_HEADER] = "thread"
+    try:
+        await socket.prepare(request)
+    except BaseException:
+        if lifeline is not None:
+            lifeline.close()
+        raise
+
+    async def write(data: bytes) -> None:
+        if lifeline is None:
+            await socket.send_bytes(data)
+            return
+        with lifeline.lock:
+            await socket.send_bytes(data)
+
+    stream = Stream(endpoint, write, version=version)
+    endpoint.watchdog.enter(lifeline)
     writer = asyncio.create_task(_write(stream, socket))
+    node = _Node(socket)
+    listener = asyncio.create_task(node.listen())
     try:
         async for message in socket:
-            if message.type is not WSMsgType.BINARY:
-                raise ProtocolError("messages are binary")
-            stream.receive(message.data)
+            node.heard()
+            if message.type is WSMsgType.PING:
+                await socket.pong(message.data)
+            elif message.type is WSMsgType.BINARY:
+                stream.receive(message.data)
+            elif message.type is not WSMsgType.PONG:
+                raise ProtocolError("messages must be binary")
     except ProtocolError as error:
         logger.error("a node broke the protocol: %s", error)
         await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=str(error).encode()[:120])
     finally:
+        endpoint.watchdog.leave(lifeline)
         stream.close()
         writer.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await writer
+        listener.cancel()
+        await asyncio.gather(writer, listener, return_exceptions=True)
     return socket
+
+
+class _Node:
+    """Watches whether the node at the other end lives. Time in which our own loop did not run does not count."""
+
+    def __init__(self, socket: web.WebSocketResponse) -> None:
+        self._socket = socket
+        self._heard_at = time.monotonic()
+
+    def heard(self) -> None:
+        self._heard_at = time.monotonic()
+
+    async def listen(self) -> None:
+        while True:
+            asked_at = time.monotonic()
+            await asyncio.sleep(PING_S)
+            now = time.monotonic()
+            if now - asked_at > PING_S + LATE_S:
+                self._heard_at = now
+            elif now - self._heard_at > SILENCE_S:
+                logger.warning("a node was silent for %.0f s: closing its stream", now - self._heard_at)
+                await self._socket.close(code=WSCloseCode.GOING_AWAY)
+                return
+            if now - self._heard_at >= PING_S:
+                with contextlib.suppress(ConnectionError, RuntimeError):
+                    await self._socket.ping()
 
 
 async def _write(stream: Stream, socket: web.WebSocketResponse) -> None:
     try:
         await stream.run()
     except (ConnectionError, RuntimeError) as error:  # RuntimeError: the socket was closed in between.
-        logger.info("a stream cannot be written to any more: %s", error)
+        logger.info("writing to a stream failed: %s", error)
     # A stream whose attempts are gone must not look alive to its node.
     await socket.close(code=WSCloseCode.GOING_AWAY)
 

@@ -1,15 +1,14 @@
 """What the tasks of an attempt wait for: steps only, or also something of this process.
 
 An attempt may be dropped from memory when a step's completion is the only thing that could move it. asyncio does not
-say what a task waits for, so this looks: at the future a task hangs on, at the coroutines in between, and at timeouts
-those have open. Whatever it does not recognise counts as something of this process; the attempt then stays in memory,
-which costs memory and nothing else.
+say what a task waits for, so this looks: at the future a task hangs on, and at the coroutines in between. What it
+does not recognise counts as something of this process. The attempt then stays in memory, which costs memory and nothing else.
+Plain timers are not looked for here: an attempt knows those of its code (`timers`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import inspect
 import types
 from collections.abc import Collection
@@ -27,28 +26,27 @@ _TASK_GROUP: Final = asyncio.TaskGroup.__aexit__.__code__
 _WAIT: Final = asyncio.tasks._wait.__code__  # type: ignore[attr-defined]
 
 
-def waits_only_for_steps(tasks: Collection[asyncio.Task[Any]]) -> bool:
-    """Whether no task can move before the node completes a step (or the attempt is given up)."""
-    return all(_is_durable(task, tasks) for task in tasks)
+def waits_only_for_steps(tasks: Collection[asyncio.Task[Any]], timed: Collection[asyncio.Future[Any]] = ()) -> bool:
+    """Whether no task can move before the node completes a step (or the attempt is given up), or one of `timed` is done."""
+    return all(_is_durable(task, tasks, timed) for task in tasks)
 
 
-def _is_durable(task: asyncio.Task[Any], tasks: Collection[asyncio.Task[Any]]) -> bool:
+def _is_durable(
+    task: asyncio.Task[Any], tasks: Collection[asyncio.Task[Any]], timed: Collection[asyncio.Future[Any]]
+) -> bool:
     waiter = getattr(task, "_fut_waiter", None)
     if waiter is None or waiter.done():
         return False
-    chain = _chain(task.get_coro())
-    if any(_has_timer(each) for each in chain):
-        return False
-    if _is_ours(waiter, tasks):
+    if _is_ours(waiter, tasks) or waiter in timed:
         return True
+    chain = _chain(task.get_coro())
     innermost = next((each for each in reversed(chain) if isinstance(each, types.CoroutineType)), None)
     if innermost is None:
         return False
     if innermost.cr_code is _TASK_GROUP:
         return True  # Its children are tasks of the attempt and looked at themselves.
     if innermost.cr_code is _WAIT and innermost.cr_frame is not None:
-        local = innermost.cr_frame.f_locals
-        return local.get("timeout") is None and all(each.done() or _is_ours(each, tasks) for each in local["fs"])
+        return all(each.done() or _is_ours(each, tasks) for each in innermost.cr_frame.f_locals["fs"])
     return False
 
 
@@ -76,14 +74,3 @@ def _chain(awaitable: Any) -> list[Any]:
         else:
             awaitable = getattr(awaitable, "_iterator", None)  # an operation that was made a task
     return found
-
-
-def _has_timer(awaitable: Any) -> bool:
-    """Whether a suspended coroutine is inside `asyncio.timeout`: the block's exit is on the coroutine's stack."""
-    if not inspect.iscoroutine(awaitable):
-        return False
-    for held in gc.get_referents(awaitable):
-        timeout = getattr(held, "__self__", held) if inspect.ismethod(held) else held
-        if isinstance(timeout, asyncio.Timeout) and timeout.when() is not None:
-            return True
-    return False

@@ -8,4 +8,8 @@ docs/snapshots.md tells it whole.
 Nothing here knows what the state means, who leads, or when it is time: `cluster` does, and calls.
 """
 
+from holdfast import require_asserts
+
 assert __name__ == "holdfast.snapshots", f"import holdfast.snapshots, not {__name__}"
+
+require_asserts("A Holdfast node")

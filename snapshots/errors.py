@@ -134,6 +134,13 @@ class BadStoreUrl(SnapshotError):
         )
 
 
+class S3Missing(BadStoreUrl):
+    """The place is understood, but what speaks to it is not installed."""
+
+    def __init__(self, url: str) -> None:
+        SnapshotError.__init__(self, f"{url!r}: S3 support is not installed. Run: pip install 'holdfast[s3]'")
+
+
 # Peers
 
 

@@ -16,8 +16,10 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, NoReturn
+from urllib.parse import urlsplit
 
 import boto3
 from boto3.exceptions import Boto3Error
@@ -75,6 +77,17 @@ _BACKOFF_MAX_S: Final = 20.0
 _POLL_S: Final = 0.05
 
 
+def _is_here(url: str | None) -> bool:
+    """Whether it is an address of this machine's loopback."""
+    host = urlsplit(url).hostname if url else None
+    if host is None:
+        return False
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
 class S3Store:
     def __init__(self, place: S3Place) -> None:
         self.place = place
@@ -92,6 +105,8 @@ class S3Store:
                     connect_timeout=place.connect_timeout_s,
                     read_timeout=place.read_timeout_s,
                     max_pool_connections=4 * _UPLOAD_THREADS,
+                    # A proxy of the environment is for the world outside. None: as the environment says.
+                    proxies={} if _is_here(place.endpoint_url) else None,
                     request_checksum_calculation="when_required",
                     response_checksum_validation="when_required",
                     s3={"addressing_style": style, "payload_signing_enabled": True},

@@ -13,11 +13,12 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from holdfast.snapshots.errors import BadStoreUrl, StoreFailed
+from holdfast.snapshots.errors import BadStoreUrl, S3Missing, StoreFailed
 
 if TYPE_CHECKING:
     from holdfast.snapshots.work import Work
@@ -92,35 +93,23 @@ def check_prefix(prefix: str) -> str:
 
 
 def check_store_url(url: str) -> Path | S3Place:
-    """What the text means; BadStoreUrl if it means nothing. Nothing is opened."""
+    """What the text means; BadStoreUrl if it means nothing or cannot be used. Nothing is opened."""
     scheme, separator, _ = url.partition("://")
     if not separator:
         if not url:
             raise BadStoreUrl(url, "it is empty")
         return Path(url)
     if scheme == "s3":
-        return parse_s3_url(url)
+        place = parse_s3_url(url)
+        if find_spec("boto3") is None:  # Here, so that a node says so when it starts, not at its first snapshot.
+            raise S3Missing(url)
+        return place
     if scheme != "file":
         raise BadStoreUrl(url, f"there is no kind of store called {scheme!r}")
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.query:
         raise BadStoreUrl(url, "a file URL has three slashes and an absolute path")
     return Path(unquote(parts.path))
-
-
-def open_store(url: str, *, hasty: bool = False) -> Store:
-    """A directory, file:///directory or s3://bucket/prefix?endpoint_url=...&region=...&style=path|virtual&profile=...
-
-    `hasty`: for small objects that somebody waits for. A server that does not answer is given up soon.
-    """
-    from holdfast.snapshots.directory import DirectoryStore  # Not above: they import this module,
-
-    place = check_store_url(url)
-    if isinstance(place, Path):
-        return DirectoryStore(place)
-    from holdfast.snapshots.s3 import S3Store  # and boto3 takes a while to load.
-
-    return S3Store(place.hasty() if hasty else place)
 
 
 @dataclass(frozen=True)
@@ -154,15 +143,21 @@ class S3Place:
 _TEXTS: Final = ("endpoint_url", "region", "style", "profile")
 _NUMBERS: Final = ("attempts", "connect_timeout_s", "read_timeout_s", "part_bytes")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_CREDENTIALS: Final = frozenset(
+    {"access_key", "access_key_id", "aws_access_key_id", "secret_key", "secret_access_key", "aws_secret_access_key",
+     "session_token", "aws_session_token", "password", "token"}
+)  # fmt: skip
+_NO_CREDENTIALS: Final = (
+    "credentials do not belong in a URL, which ends up in logs: give them as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+    "in ~/.aws/credentials (option profile=), or as a role of the machine"
+)
 S3_PART_BYTES_MIN: Final = 5 << 20
 
 
 def parse_s3_url(url: str) -> S3Place:
     parts = urlsplit(url)
     if "@" in parts.netloc:
-        raise BadStoreUrl(
-            f"s3://...@{parts.netloc.rpartition('@')[2]}", "credentials do not belong in a URL, which ends up in logs"
-        )
+        raise BadStoreUrl(f"s3://...@{parts.netloc.rpartition('@')[2]}", _NO_CREDENTIALS)
     if not _BUCKET.fullmatch(parts.netloc):
         raise BadStoreUrl(url, f"{parts.netloc!r} is not a name of a bucket")
     place = S3Place(parts.netloc)
@@ -177,6 +172,8 @@ def parse_s3_url(url: str) -> S3Place:
     except ValueError:
         raise BadStoreUrl(url, "what follows the question mark is not name=value&name=value") from None
     for name, value in options:
+        if name.lower() in _CREDENTIALS or "@" in urlsplit(value).netloc:
+            raise BadStoreUrl(f"s3://{parts.netloc}{parts.path}?{name}=...", _NO_CREDENTIALS)
         place = _set_option(url, place, name, value)
     return place
 

@@ -22,6 +22,7 @@ from typing import Final
 
 import msgpack
 
+from holdfast.sdk.bounds import check_msgpack
 from holdfast.snapshots.errors import Corrupted, PeerRefused
 from holdfast.snapshots.files import make_directory, move_into_place, remove_quietly, room_on_disk
 from holdfast.snapshots.format import ANY, BLOCK_BYTES, Expected, SnapshotFile, decode, parse_name, verify
@@ -126,6 +127,7 @@ Request = Callable[[str, bytes], Awaitable[bytes]]
 CHUNK_BYTES: Final = 256 << 10
 CHUNK_BYTES_MAX: Final = 4 << 20
 _MESSAGE_BYTES_MAX: Final = CHUNK_BYTES_MAX + 4096
+_ELEMENTS_MAX: Final = 64
 _READ: Final = 1
 _CHUNK: Final = 1
 _REFUSAL: Final = 2
@@ -293,6 +295,7 @@ def _unpack(packed: bytes) -> object:
     if len(packed) > _MESSAGE_BYTES_MAX:
         return None
     try:
+        check_msgpack(packed, _ELEMENTS_MAX)
         found: object = msgpack.unpackb(packed)
         return found
     except Exception:  # msgpack raises a dozen kinds, and all of them mean the same here.

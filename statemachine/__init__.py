@@ -3,4 +3,8 @@
 `machine.apply` is the door for changes, `queries` the one for reading; `state.State` is what both of them look at.
 """
 
+from holdfast import require_asserts
+
 assert __name__ == "holdfast.statemachine", f"import holdfast.statemachine, not {__name__}"
+
+require_asserts("A Holdfast node")

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.sdk.protocol import Failure
-from holdfast.statemachine import timers
+from holdfast.sdk.journal import Failure, pack_outcome
+from holdfast.statemachine import history, timers
 from holdfast.statemachine.commands import FailAttempt, Pause, PostponeAttempt, Redispatch, Resume, Retry
 from holdfast.statemachine.effects import OK, AbortAttempt, First, Result, StartAttempt, Status
-from holdfast.statemachine.records import Count, Invocation, pack
+from holdfast.statemachine.history import Ended
+from holdfast.statemachine.records import Count, Invocation, pack, unpack
 from holdfast.statemachine.state import State
-from holdfast.statemachine.tables import COMPLETED, FAILURE
+from holdfast.statemachine.tables import COMPLETED, FAILURE, JOURNAL, step_bytes
 
 STALE: Final = Result(409, "the attempt is over: it was superseded, or the invocation does not run")
 UNKNOWN: Final = Result(404, "no such invocation")
 DONE: Final = Result(409, "the invocation is completed")
+#: From this many lost streams on, an invocation may be what ends the process: it runs beside fewer and fewer others,
+SUSPECT_LOSSES: Final = 2
+#: after pauses that begin with this and double, so that the others have time to finish,
+QUIET_MS: Final = 500
+#: and with this many it is paused.
+LOSSES_MAX: Final = 5
 _DEFAULT_RETRY: Final = Retry()
 _DOUBLINGS_MAX: Final = 1000  # Steps of a backoff that are calculated; what is not at its maximum by then stays there.
 
@@ -75,6 +82,7 @@ def redispatch(state: State, command: Redispatch) -> Result:
         return missing(state, command.id)
     if record.epoch != command.epoch or record.status != Status.RUNNING:
         return STALE
+    history.remember(state, record, Ended.AGAIN)
     begin(state, record)
     return OK
 
@@ -83,6 +91,9 @@ def fail(state: State, command: FailAttempt) -> Result:
     record = current(state, command.id, command.epoch)
     if record is None:
         return STALE
+    if command.lost and state.level >= 2:
+        lose(state, record, command)
+        return OK
     failed(
         state,
         record,
@@ -98,7 +109,7 @@ def fail(state: State, command: FailAttempt) -> Result:
 def refuse(state: State, record: Invocation, failure: Failure, *, pause: bool) -> Result:
     """What the attempt asked for cannot be done. It ends here, as if it had failed by itself."""
     state.effects.append(AbortAttempt(record.id, record.epoch, failure.message))
-    failed(state, record, [1, *failure], _DEFAULT_RETRY, jitter=0, retry_after_ms=0, pause=pause)
+    failed(state, record, pack_outcome(failure), _DEFAULT_RETRY, jitter=0, retry_after_ms=0, pause=pause)
     return Result(409, failure.message)
 
 
@@ -123,6 +134,7 @@ def failed(
     if not record.failing_since_ms:
         record.failing_since_ms = state.now_ms
     state.counters(record.service)[Count.ATTEMPTS_FAILED] += 1
+    history.remember(state, record, Ended.FAILED, failure)
     state.put(FAILURE + record.id, pack([record.epoch, state.now_ms, *failure[1:]]))
     if pause or gives_up(state, retry, record.failures, record.failing_since_ms):
         set_status(state, record, Status.PAUSED)
@@ -132,10 +144,43 @@ def failed(
     timers.arm(state, record.due_ms, record.id)
 
 
+def lose(state: State, record: Invocation, command: FailAttempt) -> None:
+    """The process of its handler ended while the attempt ran. Once is nobody's fault: processes are restarted, and networks
+    break. Again and again without any progress in between, the code of this invocation may be what ends it. Its neighbours
+    suffer as much as it does: so it comes back later and later, whoever leads has it run beside fewer and fewer others
+    (`cluster.turns`), and finally it waits for an operator."""
+    history.remember(state, record, Ended.LOST, command.failure)
+    record.losses += 1
+    if record.losses < SUSPECT_LOSSES:
+        begin(state, record)
+        return
+    record.failures_total += 1
+    state.counters(record.service)[Count.ATTEMPTS_FAILED] += 1
+    message = (
+        f"the handler process ended {record.losses} times while it ran this invocation, {_last_step(state, record)}. "
+        f"The last time: {command.failure[2]}"
+    )
+    state.put(FAILURE + record.id, pack([record.epoch, state.now_ms, command.failure[1], message, command.failure[3]]))
+    if record.losses >= LOSSES_MAX:
+        set_status(state, record, Status.PAUSED)
+        return
+    repeated = record.losses - SUSPECT_LOSSES
+    pause_ms = max(backoff_ms(command.retry, repeated + 1, command.jitter_ms), QUIET_MS << repeated)
+    record.due_ms = timers.due_in(state, pause_ms + abs(command.jitter_ms) % (pause_ms // 2 + 1))
+    set_status(state, record, Status.BACKING_OFF)
+    timers.arm(state, record.due_ms, record.id)
+
+
+def _last_step(state: State, record: Invocation) -> str:
+    raw = state.get(JOURNAL + record.id + step_bytes(record.length - 1)) if record.length > 1 else None
+    return "before its first step" if raw is None else f"after the step {unpack(raw)[1]!r}"
+
+
 def postpone(state: State, command: PostponeAttempt) -> Result:
     record = current(state, command.id, command.epoch)
     if record is None:
         return STALE
+    history.remember(state, record, Ended.POSTPONED, command.failure)
     state.put(FAILURE + record.id, pack([record.epoch, state.now_ms, *command.failure[1:]]))
     record.due_ms = timers.due_in(state, max(command.delay_ms, 0))
     set_status(state, record, Status.BACKING_OFF)
@@ -170,6 +215,7 @@ def pause(state: State, command: Pause) -> Result:
         return Result(409, "it has not begun yet: cancel it, or wait")
     if record.status == Status.RUNNING:
         state.effects.append(AbortAttempt(record.id, record.epoch, "the invocation was paused"))
+        history.remember(state, record, Ended.PAUSED)
         record.epoch += 1
     wake(state, record)
     set_status(state, record, Status.PAUSED)
@@ -194,6 +240,7 @@ def resume(state: State, command: Resume) -> Result:
         return OK
     if moves and record.status == Status.RUNNING:
         state.effects.append(AbortAttempt(record.id, record.epoch, "the invocation was moved to another deployment"))
+        history.remember(state, record, Ended.MOVED)
         begin(state, record)
         return OK
     return OK if moves else Result(200, "it is neither paused nor backing off")
@@ -203,4 +250,5 @@ def run_now(state: State, record: Invocation) -> None:
     wake(state, record)
     record.failures = 0
     record.failing_since_ms = 0
+    record.losses = 0
     begin(state, record)

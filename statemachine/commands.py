@@ -4,16 +4,18 @@ A proposal is a `Batch`: everything one turn of the leader brought, with the lea
 its commands in order. What can be wrong with a command was refused before it was proposed; what a race made obsolete is
 answered with a result, never with an exception.
 
-Ids and object keys are raw bytes (`sdk.protocol`), payloads are bytes nobody here looks into, or a reference to bytes that
+Ids and object keys are raw bytes (`sdk.ids`), payloads are bytes nobody here looks into, or a reference to bytes that
 were staged before (`refs`, `blobs`), and there is no float.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import msgpack
+
+from holdfast.statemachine.levels import LEVEL, TooNew, trimmed
 
 if TYPE_CHECKING:
 
@@ -71,6 +73,8 @@ class Invoke(NamedTuple):
     caller_step: int  # which step waits for the outcome; -1: nobody does
     retention_ms: int  # how long the record stays after completion
     idempotency_key: str | None = None  # for people; the id already follows from it
+    request_hash: bytes = b""  # of the body of a client's request with an idempotency key
+    chain: Sequence[str] = ()  # "service/key" of the keys that its callers hold while they wait for it, outermost first
 
 
 class Redispatch(NamedTuple):
@@ -81,7 +85,11 @@ class Redispatch(NamedTuple):
 
 
 class RecordStep(NamedTuple):
-    """Append a step to the journal. `child` is a complete Invoke for CALL and SEND, resolved by who proposes."""
+    """Append a step to the journal. `child` is a complete Invoke for CALL and SEND, resolved by who proposes.
+
+    `digest` (`sdk.journal.digest`) stands for what the journal does not keep: the payload of a CALL or SEND, the outcome of a
+    RESOLVE or RESOLVE_AWAKEABLE. The proposer computes it, because apply may see a reference in place of the value.
+    """
 
     id: bytes
     epoch: int
@@ -92,6 +100,8 @@ class RecordStep(NamedTuple):
     outcome: list[Any] | None
     deployment: str | None  # pins the invocation with its first step
     child: list[Any] | None = None
+    digest: bytes = b""
+    began_ms: int = 0  # when the function of a RUN began, by the clock of the handler's process; 0: not known
 
 
 class RecordRunFailure(NamedTuple):
@@ -106,6 +116,8 @@ class RecordRunFailure(NamedTuple):
     retry: Retry
     jitter_ms: int
     deployment: str | None
+    retry_after_ms: int = 0  # when the function asked to be tried again; 0: as the policy says
+    began_ms: int = 0
 
 
 class RecordIntent(NamedTuple):
@@ -126,6 +138,7 @@ class RecordRunOutcome(NamedTuple):
     epoch: int
     step: int
     outcome: list[Any]
+    began_ms: int = 0
 
 
 class AbandonStep(NamedTuple):
@@ -152,6 +165,8 @@ class Complete(NamedTuple):
     outcome: list[Any]
     deployment: str | None
     length: int = -1
+    #: Whether the SDK lets the code notice a cancellation that came before the output: then another attempt begins.
+    notices: bool = False
 
 
 class FailAttempt(NamedTuple):
@@ -164,6 +179,7 @@ class FailAttempt(NamedTuple):
     jitter_ms: int
     retry_after_ms: int  # 0: as the policy says
     pause: bool
+    lost: bool = False  # The process of its handler ended: see `attempts.lose`.
 
 
 class Cancel(NamedTuple):
@@ -311,6 +327,12 @@ class ForgetObjects(NamedTuple):
     objects: list[str]
 
 
+class RaiseLevel(NamedTuple):
+    """Every node of the cluster supports this level: apply at this level from here on. See `levels`."""
+
+    level: int
+
+
 class PostponeAttempt(NamedTuple):
     """An attempt cannot go on, through no fault of its own: begin another one later. Nothing is counted."""
 
@@ -324,7 +346,7 @@ Command: TypeAlias = (
     Announce | Invoke | Redispatch | RecordStep | RecordRunFailure | RecordIntent | RecordRunOutcome | AbandonStep
     | SuspendAttempt | Complete | FailAttempt | Cancel | Kill | Pause | Resume | Restart | Purge | DecideStep
     | CompleteStep | CompletePromise | SetState | AttachTo | FireTimers | Deliver | TrimOutbox | SetLimits
-    | TouchBlob | PutBlob | KeepBlob | ForgetObjects | PostponeAttempt
+    | TouchBlob | PutBlob | KeepBlob | ForgetObjects | PostponeAttempt | RaiseLevel
 )  # fmt: skip
 
 #: Numbers are for ever: a log written today is replayed by later releases.
@@ -333,9 +355,15 @@ NUMBERS: Final[dict[type[Any], int]] = {
     AbandonStep: 8, SuspendAttempt: 9, Complete: 10, FailAttempt: 11, Cancel: 12, Kill: 13, Pause: 14, Resume: 15,
     Restart: 16, Purge: 17, DecideStep: 18, CompleteStep: 19, CompletePromise: 20, SetState: 21, AttachTo: 22,
     FireTimers: 23, Deliver: 24, TrimOutbox: 25, SetLimits: 26, TouchBlob: 27, PutBlob: 28,
-    KeepBlob: 29, ForgetObjects: 30, PostponeAttempt: 31,
+    KeepBlob: 29, ForgetObjects: 30, PostponeAttempt: 31, RaiseLevel: 32,
 }  # fmt: skip
 KINDS: Final = {number: kind for kind, number in NUMBERS.items()}
+#: How many of its last fields a command has since level 2. They are left out while they have their defaults.
+_ADDED: Final[dict[type[Any], int]] = {
+    Invoke: 2, RecordStep: 2, RecordRunFailure: 2, RecordRunOutcome: 1, Complete: 1, FailAttempt: 1,
+}  # fmt: skip
+#: The defaults of those fields.
+_LATER: Final = {kind: tuple(kind._field_defaults[name] for name in kind._fields[-n:]) for kind, n in _ADDED.items()}
 _RETRY_AT: Final = {
     RecordRunFailure: RecordRunFailure._fields.index("retry"),
     FailAttempt: FailAttempt._fields.index("retry"),
@@ -386,8 +414,15 @@ def decode_batch(raw: bytes) -> Batch:
 
 
 def encode_command(command: Command) -> bytes:
-    packed: bytes = _pack((NUMBERS[type(command)], *command))
+    kind = type(command)
+    later = _LATER.get(kind)
+    packed: bytes = _pack((NUMBERS[kind], *(command if later is None else trimmed(command, later))))
     return packed
+
+
+def row_of(command: Invoke) -> list[Any]:
+    """A command inside another one: a call's child in its `RecordStep`."""
+    return list(trimmed(command, _LATER[Invoke]))
 
 
 def decode_command(raw: bytes) -> Command:
@@ -395,7 +430,10 @@ def decode_command(raw: bytes) -> Command:
 
 
 def _command(row: list[Any]) -> Command:
-    kind, size = _SHAPES[row[0]]
+    shape = _SHAPES.get(row[0])
+    if shape is None:
+        raise TooNew(f"command {row[0]} of the log", LEVEL + 1)
+    kind, size = shape
     at = _RETRY_AT.get(kind)
     if at is not None:
         row[at + 1] = Retry(*row[at + 1])
@@ -404,7 +442,9 @@ def _command(row: list[Any]) -> Command:
             kind, row[1:]
         )  # Every replica decodes every command: not through Python's __new__.
         return complete
-    command: Command = kind(*row[1:])  # An older release wrote it, without the newest fields.
+    if len(row) > size:
+        raise TooNew(f"a {kind.__name__} of {len(row) - 1} fields in the log", LEVEL + 1)
+    command: Command = kind(*row[1:])  # Written by an older release, or its last fields have their defaults.
     return command
 
 

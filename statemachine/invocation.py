@@ -7,24 +7,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
-from holdfast.sdk.protocol import CANCELLED, KILLED, NAME_BYTES_MAX, Failure, Op, object_id
-from holdfast.statemachine import attempts, blobs, keys, retention, steps, timers
+from holdfast.sdk.ids import object_id
+from holdfast.sdk.journal import (
+    CANCELLED,
+    KILLED,
+    NAME_BYTES_MAX,
+    Failure,
+    Op,
+    cut_text,
+    pack_outcome,
+)
+from holdfast.statemachine import attempts, blobs, keys, listing, retention, steps, timers
 from holdfast.statemachine.commands import AttachTo, Cancel, Complete, CompleteStep, Invoke, Kill, Mode, Ref
 from holdfast.statemachine.effects import OK, AbortAttempt, First, Reply, Result, SendCancelled, Status
 from holdfast.statemachine.outbox import post
-from holdfast.statemachine.records import Count, End, Invocation, pack, unpack_completed_outcome
+from holdfast.statemachine.records import Count, End, Invocation, pack, unpack_completed, unpack_completed_outcome
 from holdfast.statemachine.state import State
 from holdfast.statemachine.tables import COMPLETED, JOURNAL, LISTENER, TIME_MAX, after, step_bytes
 
+_CHAIN_MAX: Final = 16  # keys that one call after the other holds, for which a deadlock is found,
+_CHAIN_CHARS_MAX: Final = 2048  # and of how many characters.
 _HOLDS_KEY: Final = (Mode.EXCLUSIVE, Mode.WORKFLOW)
 _INPUT: Final = step_bytes(0)
 _NOT_FOUND: Final = Failure(404, "no such invocation", "NotFound")
 _ELSEWHERE: Final = Result(409, "this id belongs to another partition")
+_OTHER_BODY: Final = Result(
+    422,
+    "this Idempotency-Key was used before, with another body: nothing was accepted; use a new key for a new request",
+)
 _NO_NAME: Final = Result(400, f"the name of a service has at most {NAME_BYTES_MAX} bytes")
-_CANCELLED: Final[list[Any]] = [1, *CANCELLED]
-_KILLED: Final[list[Any]] = [1, *KILLED]
+_CANCELLED_BEFORE: Final = Result(200, "it was cancelled before its output: another attempt notices it")
+_CANCELLED: Final[list[Any]] = pack_outcome(CANCELLED)
+_KILLED: Final[list[Any]] = pack_outcome(KILLED)
 _ENDS: Final = {CANCELLED.kind: End.CANCELLED, KILLED.kind: End.KILLED}
 _COUNTED: Final = {
     End.SUCCEEDED: Count.SUCCEEDED,
@@ -36,16 +53,23 @@ _COUNTED: Final = {
 
 def invoke(state: State, command: Invoke) -> Result:
     """A known id changes nothing: that is what makes every way of asking twice harmless."""
-    (ident, service, handler, key, mode, payload, headers, start_at_ms, caller, caller_step, retention_ms, twin) = (
-        command
-    )
+    (
+        ident, service, handler, key, mode, payload, headers, start_at_ms, caller, caller_step, retention_ms,
+        idempotency_key, request_hash, chain,
+    ) = command  # fmt: skip
+    if chain and caller is not None and mode in _HOLDS_KEY and f"{service}/{key}" in chain:
+        return _deadlock(state, command, caller)
     record = state.load(ident)
     if record is not None:
+        if request_hash and _is_another_request(record, command):
+            return _OTHER_BODY
         if caller is not None and caller_step >= 0:
             _listen(state, record, caller, caller_step)
         return Result(200, "it is known already")
     raw = state.get(COMPLETED + ident)
     if raw is not None:
+        if request_hash and _is_another_request(unpack_completed(ident, raw), command):
+            return _OTHER_BODY
         outcome = unpack_completed_outcome(raw)
         if caller is not None and caller_step >= 0:
             post(state, CompleteStep(caller, caller_step, outcome, True))
@@ -55,7 +79,8 @@ def invoke(state: State, command: Invoke) -> Result:
     if len(service.encode()) > NAME_BYTES_MAX:
         return _NO_NAME
     now_ms = state.now_ms
-    step: bytes = pack((Op.INPUT, "", (headers,), 1, 1, (0, payload), False))
+    times = (now_ms, now_ms, 0) if state.level >= 2 else ()
+    step: bytes = pack((Op.INPUT, "", (headers,), 1, 1, (0, payload), False, *times))
     record = Invocation(
         ident,
         Status.SCHEDULED,
@@ -70,11 +95,13 @@ def invoke(state: State, command: Invoke) -> Result:
         retention_ms,
         caller,
         caller_step,
-        twin,
+        idempotency_key,
         0,
         1,
         len(step),
         1,
+        request_hash=request_hash if state.level >= 2 else b"",
+        chain=chain or (),
     )
     large = 0
     if type(payload) is Ref:
@@ -85,12 +112,44 @@ def invoke(state: State, command: Invoke) -> Result:
     return OK
 
 
+def _deadlock(state: State, command: Invoke, caller: bytes) -> Result:
+    """It would wait for its key for ever: whoever holds that waits for it."""
+    name = f"{command.service}/{command.key}"
+    chain = list(command.chain)
+    cycle = " → ".join([*chain[chain.index(name) :], name])
+    message = cut_text(
+        f"deadlock: {cycle}. The call waits for a key that one of its callers holds while it waits for the call; "
+        "use ctx.send, call a shared handler, or do the work in the handler that holds the key"
+    )
+    post(state, CompleteStep(caller, command.caller_step, [1, 409, message, "Deadlock"], True))
+    return Result(409, message)
+
+
+def chain_of(state: State, record: Invocation) -> Sequence[str]:
+    """The keys that are held while a call of this invocation is waited for. Bounded: what is beyond is not looked at."""
+    if state.level < 2:
+        return ()
+    chain = record.chain
+    if record.mode not in _HOLDS_KEY or not record.oid:
+        return chain
+    name = f"{record.service}/{record.key}"
+    if len(chain) >= _CHAIN_MAX or sum(map(len, chain)) + len(name) > _CHAIN_CHARS_MAX:
+        return chain
+    return (*chain, name)
+
+
+def _is_another_request(record: Invocation, command: Invoke) -> bool:
+    """Whether a client used an idempotency key again for something else. A record of an older release cannot tell."""
+    return record.request_hash not in (b"", command.request_hash) and record.idempotency_key == command.idempotency_key
+
+
 def admit(state: State, record: Invocation, start_at_ms: int, first: First | None) -> None:
     """A new invocation: let it run, or wait for its time."""
     counters = state.counters(record.service)
     counters[Status.SCHEDULED] += 1
     counters[Count.INVOKED] += 1
     state.add(record)
+    listing.add(state, record)
     if start_at_ms > state.now_ms:
         record.due_ms = start_at_ms
         timers.arm(state, start_at_ms, record.id)
@@ -132,7 +191,7 @@ def attach(state: State, command: AttachTo) -> Result:
         _listen(state, record, command.caller, command.caller_step)
         return OK
     raw = state.get(COMPLETED + command.id)
-    outcome: list[Any] = [1, *_NOT_FOUND] if raw is None else unpack_completed_outcome(raw)
+    outcome: list[Any] = pack_outcome(_NOT_FOUND) if raw is None else unpack_completed_outcome(raw)
     post(state, CompleteStep(command.caller, command.caller_step, outcome, True))
     return OK
 
@@ -145,6 +204,10 @@ def complete(state: State, command: Complete) -> Result:
         # A step in front of it did not get here: a write or a send would be lost behind a success.
         return attempts.misplaced(state, record, f"the output follows {command.length} steps")
     attempts.pin(state, record, command.deployment)
+    if state.level >= 2 and record.cancelled and command.notices and command.outcome[0] == 0:
+        # The code knew nothing of the cancellation when it returned. It gets to know in the next attempt, and compensates.
+        attempts.begin(state, record)
+        return _CANCELLED_BEFORE
     end(state, record, command.outcome)
     return OK
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from holdfast.sdk.protocol import CANCELLED, NOTHING, Failure, Op
+from holdfast.sdk.journal import (
+    CANCELLED,
+    NOTHING,
+    Failure,
+    Op,
+    pack_outcome,
+)
 from holdfast.statemachine import attempts, blobs, invocation, keys, promises, refs, steps, timers, values
 from holdfast.statemachine.commands import (
     AttachTo,
@@ -24,8 +30,10 @@ from holdfast.statemachine.records import Count, Invocation, pack
 from holdfast.statemachine.state import State
 from holdfast.statemachine.tables import JOURNAL, step_bytes
 
-_CANCELLED: Final[list[Any]] = [1, *CANCELLED]
+_CANCELLED: Final[list[Any]] = pack_outcome(CANCELLED)
 _DONE: Final[list[Any]] = [0, NOTHING]
+#: Steps of a journal beyond its limit, at least: for code that compensates.
+RESERVE_STEPS: Final = 100
 _WRITERS: Final = (Mode.EXCLUSIVE, Mode.WORKFLOW)
 #: What a cancellation interrupts.
 _CANCELLABLE: Final = frozenset({Op.SLEEP, Op.CALL, Op.PROMISE, Op.AWAKEABLE, Op.ATTACH})
@@ -38,7 +46,7 @@ _KEYED: Final = frozenset(
 
 
 def record_step(state: State, command: RecordStep) -> Result:
-    ident, epoch, index, op, key, argument, outcome, deployment, _ = command
+    ident, epoch, index, op, key, argument, outcome, deployment = command[:8]
     record = attempts.current(state, ident, epoch)
     if record is None:
         return attempts.STALE
@@ -49,20 +57,20 @@ def record_step(state: State, command: RecordStep) -> Result:
     if outcome is not None and op in _PLAIN:
         if record.cancelled and op == Op.RUN and outcome[0] == 1 and outcome[3] == CANCELLED.kind:
             record.cancelled = False
-        return _append(state, record, op, key, argument, outcome)
+        return _append(state, record, op, key, argument, outcome, began_ms=command.began_ms)
     check = _CHECKS.get(op)
     if check is None or not check(argument):
         return _refuse(state, record, f"the argument of step {index} is not what its operation takes")
     if outcome is not None and op not in _STATE_WRITES:
         # A call that the proposer refused: the attempt waits for its outcome and does not know it.
-        return _append(state, record, op, key, _kept(op, argument, None), outcome, tell=op == Op.CALL)
+        return _append(state, record, op, key, _kept(command, None), outcome, tell=op == Op.CALL)
     if op in _KEYED and not record.oid:
         return _refuse(state, record, f"step {index} needs a key: only objects and workflows have state and promises")
     if op in _STATE_WRITES and record.mode not in _WRITERS:
         return _refuse(state, record, "state can be written only in exclusive handlers")
     if record.cancelled and op in _CANCELLABLE:
         record.cancelled = False
-        return _append(state, record, op, key, _kept(op, argument, None), _CANCELLED, tell=True)
+        return _append(state, record, op, key, _kept(command, None), _CANCELLED, tell=True)
     return _OPERATIONS[op](state, record, command)
 
 
@@ -76,6 +84,7 @@ def _append(
     *,
     done: bool = True,
     tell: bool = False,
+    began_ms: int = 0,
 ) -> Result:
     """Journal it. `done`: nothing is to come for it any more; `tell`: the attempt does not know the outcome yet."""
     index = record.length
@@ -83,10 +92,14 @@ def _append(
     if tell:
         record.order += 1  # It completes after it was made: in replay, too, the code waits for it.
     order = record.order
-    raw: bytes = pack((op, key, argument, made, order if done else 0, outcome, False))
+    times: tuple[int, ...] = ()
+    if state.level >= 2:
+        now_ms = state.now_ms
+        times = (now_ms, steps.credible(state, record, began_ms) if began_ms else now_ms, record.epoch)
+    raw: bytes = pack((op, key, argument, made, order if done else 0, outcome, False, *times))
     size = record.size + len(raw)
     large = refs.in_step(op, argument, outcome)
-    if index >= state.meta.journal_steps_max or size > state.meta.journal_bytes_max:
+    if _is_full(state, record, index, size):
         return _too_long(state, record)
     if large:
         if record.blob_bytes + sum(map(refs.size_of, large)) > state.meta.journal_blob_bytes_max:
@@ -99,6 +112,7 @@ def _append(
     if record.failures:
         record.failures = 0  # It went further than the attempts that failed.
         record.failing_since_ms = 0
+    record.losses = 0
     state.counters(record.service)[Count.STEPS] += 1
     state.changed[record.id] = record
     if not done:
@@ -108,6 +122,17 @@ def _append(
         assert outcome is not None
         state.effects.append(SendCompletion(record.id, record.epoch, index, order, outcome))
     return OK
+
+
+def _is_full(state: State, record: Invocation, index: int, size: int) -> bool:
+    """Whether a journal of `size` bytes with a step at `index` has no place. Up to level 1 the limit was the end; now the
+    code is told at the limit (by the SDK, which knows it), and may compensate in the reserve."""
+    steps_max, bytes_max = state.meta.journal_steps_max, state.meta.journal_bytes_max
+    if state.level < 2:
+        return index >= steps_max or size > bytes_max
+    if not record.nearly_full and (index >= steps_max * 4 // 5 or size >= bytes_max * 4 // 5):
+        record.nearly_full = True
+    return index >= steps_max + max(steps_max // 10, RESERVE_STEPS) or size > bytes_max + bytes_max // 10
 
 
 def _too_long(state: State, record: Invocation) -> Result:
@@ -148,11 +173,12 @@ def _call(state: State, record: Invocation, command: RecordStep) -> Result:
     if child is None:
         return _refuse(state, record, f"step {command.step} says nothing about what it calls")
     awaited = command.op == Op.CALL
-    argument = _kept(command.op, command.argument, child.id)
+    argument = _kept(command, child.id)
     index = record.length
     result = _append(state, record, command.op, command.key, argument, None, done=not awaited)
     if result is OK:
-        post(state, child._replace(caller=record.id, caller_step=index if awaited else -1))
+        chain = invocation.chain_of(state, record) if awaited else ()
+        post(state, child._replace(caller=record.id, caller_step=index if awaited else -1, chain=chain))
     return result
 
 
@@ -163,11 +189,15 @@ def _child(row: list[Any] | None) -> Invoke | None:
     return child if type(child.id) is bytes and len(child.id) == 16 else None
 
 
-def _kept(op: int, argument: list[Any], child: bytes | None) -> list[Any]:
-    """What stays of an argument: payload and headers of a call are with its child now, and what was resolved has it."""
+def _kept(command: RecordStep, child: bytes | None) -> list[Any]:
+    """What stays of an argument: payload and headers of a call are with its child now, and what was resolved has it.
+
+    A hash stays in place of the payload or outcome, so that a later attempt can tell whether it asks for the same.
+    """
+    op, argument, digest = command.op, command.argument, command.digest or None
     if op in (Op.CALL, Op.SEND):
-        return [*argument[:3], None, None, *argument[5:], child]
-    return [*argument[:-1], None] if op in (Op.RESOLVE, Op.RESOLVE_AWAKEABLE) else argument
+        return [*argument[:3], digest, None, *argument[5:], child]
+    return [*argument[:-1], digest] if op in (Op.RESOLVE, Op.RESOLVE_AWAKEABLE) else argument
 
 
 def _get(state: State, record: Invocation, command: RecordStep) -> Result:
@@ -214,7 +244,7 @@ def _resolve(state: State, record: Invocation, command: RecordStep) -> Result:
     name, outcome = command.argument
     taken = promises.outcome_of(state, record.oid, name) is not None
     answer = [1, 409, f"promise {name} has an outcome already", "AlreadyCompleted"] if taken else _DONE
-    result = _append(state, record, Op.RESOLVE, command.key, [name, None], answer, tell=True)
+    result = _append(state, record, Op.RESOLVE, command.key, _kept(command, None), answer, tell=True)
     if result is OK and not taken:
         promises.resolve(state, keys.object_of(state, record), name, outcome)
     return result
@@ -226,7 +256,7 @@ def _awakeable(state: State, record: Invocation, command: RecordStep) -> Result:
 
 def _resolve_awakeable(state: State, record: Invocation, command: RecordStep) -> Result:
     ident, index, outcome = command.argument
-    result = _append(state, record, Op.RESOLVE_AWAKEABLE, command.key, [ident, index, None], None)
+    result = _append(state, record, Op.RESOLVE_AWAKEABLE, command.key, _kept(command, None), None)
     if result is OK:
         post(state, CompleteStep(ident, index, outcome))
     return result
@@ -272,7 +302,7 @@ def _is_id(value: Any) -> bool:
 
 def _is_outcome(value: Any) -> bool:
     return type(value) is list and (
-        (len(value) == 2 and value[0] == 0 and refs.is_payload(value[1])) or (len(value) == 4 and value[0] == 1)
+        (len(value) == 2 and value[0] == 0 and refs.is_payload(value[1])) or (len(value) in (4, 5) and value[0] == 1)
     )
 
 
@@ -291,8 +321,8 @@ def _is_one_id(argument: list[Any]) -> bool:
 #: An operation that is not here must bring its outcome.
 _CHECKS: Final[dict[int, Callable[[list[Any]], bool]]] = {
     Op.SLEEP: lambda argument: len(argument) == 1 and type(argument[0]) is int,
-    Op.CALL: lambda argument: len(argument) == 5,
-    Op.SEND: lambda argument: len(argument) == 6,
+    Op.CALL: lambda argument: len(argument) in (5, 6),  # With an idempotency key,
+    Op.SEND: lambda argument: len(argument) in (6, 7),  # since level 2.
     Op.GET: _is_one_name,
     Op.SET: lambda argument: len(argument) == 2 and values.is_name(argument[0]) and refs.is_payload(argument[1]),
     Op.CLEAR: _is_one_name,
@@ -328,7 +358,9 @@ def record_intent(state: State, command: RecordIntent) -> Result:
     step, size = found
     if steps.is_retrying(step):
         timers.disarm(state, step[steps.ARGUMENT][steps.DUE], record.id, command.step)
+    steps.forgive(record, step)
     step[steps.ARGUMENT] = [command.name]
+    steps.stamp(state, record, step)
     steps.store(state, record, command.step, step, size)
     # The journal did not grow, so its length cannot tell that this was journaled: say that the run may begin.
     steps.let_run(state, record, command.step)
@@ -352,6 +384,7 @@ def record_run_failure(state: State, command: RecordRunFailure) -> Result:
         before = found[0][steps.ARGUMENT]
         failures = before[steps.FAILURES] + 1 if len(before) > steps.SINCE else 1
         since_ms = before[steps.SINCE] if len(before) > steps.SINCE else now_ms
+    trace = _trace_of(command.failure) if state.level >= 2 else None
     outcome: list[Any] | None = None
     if record.cancelled:
         outcome = _CANCELLED
@@ -359,16 +392,25 @@ def record_run_failure(state: State, command: RecordRunFailure) -> Result:
     elif attempts.gives_up(state, command.retry, failures, since_ms):
         times = "once" if failures == 1 else f"{failures} times"
         outcome = [1, 500, f"{command.name} failed {times}: {command.failure[2]}", "RetriesExhausted"]
+        if trace:
+            outcome.append({"trace": trace})
     if found is None and outcome is not None:
-        return _append(state, record, Op.RUN, command.key, [command.name], outcome, tell=True)
+        return _append(
+            state, record, Op.RUN, command.key, [command.name], outcome, tell=True, began_ms=command.began_ms
+        )
     if found is not None and outcome is not None:
-        steps.finish(state, record, index, *found, outcome)
+        steps.finish(state, record, index, *found, outcome, began_ms=command.began_ms)
         state.effects.append(Acknowledge(record.id, record.epoch, record.length))
         return OK
-    due_ms = timers.due_in(state, attempts.backoff_ms(command.retry, failures, command.jitter_ms)) or 1
-    argument = [command.name, failures, due_ms, command.failure[2], since_ms]
+    delay_ms = attempts.backoff_ms(command.retry, failures, command.jitter_ms)
+    if state.level >= 2 and command.retry_after_ms > 0:
+        delay_ms = command.retry_after_ms
+    due_ms = timers.due_in(state, delay_ms) or 1
+    argument: list[Any] = [command.name, failures, due_ms, command.failure[2], since_ms]
+    if trace:
+        argument.append(trace)
     if found is None:
-        result = _append(state, record, Op.RUN, command.key, argument, None, done=False)
+        result = _append(state, record, Op.RUN, command.key, argument, None, done=False, began_ms=command.began_ms)
         if result is not OK:
             return result
     else:
@@ -376,10 +418,18 @@ def record_run_failure(state: State, command: RecordRunFailure) -> Result:
         if steps.is_retrying(step):
             timers.disarm(state, step[steps.ARGUMENT][steps.DUE], record.id, index)
         step[steps.ARGUMENT] = argument
+        steps.stamp(state, record, step, command.began_ms)
         steps.store(state, record, index, step, size)
         state.effects.append(Acknowledge(record.id, record.epoch, record.length))
+    if state.level >= 2:
+        record.step_failures += 1
     timers.arm(state, due_ms, record.id, index)
     return OK
+
+
+def _trace_of(failure: list[Any]) -> list[str] | None:
+    """The innermost frames of a failure, if it came with them."""
+    return failure[4].get("trace") if len(failure) > 4 and type(failure[4]) is dict else None
 
 
 def record_run_outcome(state: State, command: RecordRunOutcome) -> Result:
@@ -392,7 +442,7 @@ def record_run_outcome(state: State, command: RecordRunOutcome) -> Result:
     if record.cancelled and command.outcome[0] == 1 and command.outcome[3] == CANCELLED.kind:
         record.cancelled = False
     step, size = found
-    steps.finish(state, record, command.step, step, size, command.outcome)
+    steps.finish(state, record, command.step, step, size, command.outcome, began_ms=command.began_ms)
     state.effects.append(Acknowledge(record.id, record.epoch, record.length))
     return OK
 

@@ -29,6 +29,7 @@ from holdfast.statemachine import (
     blobs,
     invocation,
     journal,
+    listing,
     outbox,
     promises,
     restart,
@@ -58,6 +59,7 @@ from holdfast.statemachine.commands import (
     PostponeAttempt,
     Purge,
     PutBlob,
+    RaiseLevel,
     RecordIntent,
     RecordRunFailure,
     RecordRunOutcome,
@@ -72,6 +74,7 @@ from holdfast.statemachine.commands import (
     TrimOutbox,
 )
 from holdfast.statemachine.effects import OK, ArmTimer, Result
+from holdfast.statemachine.levels import LEVEL, TooNew
 from holdfast.statemachine.state import State
 from holdfast.statemachine.tables import NO_STEP, PROMISES_STEP, TIME_MAX
 
@@ -112,6 +115,16 @@ def _set_limits(state: State, command: SetLimits) -> Result:
     return OK
 
 
+def _raise_level(state: State, command: RaiseLevel) -> Result:
+    if command.level > LEVEL:
+        raise TooNew(f"partition {state.partition}", command.level)
+    if command.level <= state.level:
+        return Result(200, f"the level is {state.level}")
+    state.level = state.meta.level = command.level
+    listing.begin(state)
+    return OK
+
+
 def _fire(state: State, command: FireTimers) -> Result:
     due = timers.take_due(state, max(command.limit, 1))
     for due_ms, ident, step in due:
@@ -127,7 +140,13 @@ def _fire(state: State, command: FireTimers) -> Result:
             steps.awaken(state, record, step)
     retention.expire(state, max(command.limit, 1) - len(due))
     blobs.collect(state, max(command.limit, 1))
-    dues = (timers.next_due(state), retention.next_due(state, state.meta), blobs.next_due(state))
+    listing.add_older(state, max(command.limit, 1))
+    dues = (
+        timers.next_due(state),
+        retention.next_due(state, state.meta),
+        blobs.next_due(state),
+        listing.next_due(state.meta),
+    )
     following = [due_ms for due_ms in dues if due_ms is not None]
     if following:
         state.effects.append(ArmTimer(min(following)))
@@ -166,4 +185,5 @@ _HANDLERS: Final[dict[type[Any], Callable[[State, Any], Result]]] = {
     KeepBlob: blobs.keep,
     ForgetObjects: blobs.forget,
     PostponeAttempt: attempts.postpone,
+    RaiseLevel: _raise_level,
 }

@@ -155,11 +155,18 @@ class Membership:
 
 
 def next_change(
-    membership: Membership, number: int, *, ready: Collection[str], moving: Mapping[int, Sequence[str]] | None = None
+    membership: Membership,
+    number: int,
+    *,
+    ready: Collection[str],
+    present: Collection[str],
+    moving: Mapping[int, Sequence[str]] | None = None,
 ) -> tuple[str, ...] | None:
     """The members that a partition should have after one change: one more, one less or one replaced. None: it is well.
 
-    `ready` are the nodes that can take a replica now; `moving` what other partitions are about to have.
+    `ready` are the nodes that can take a replica now, `present` those that can be reached; `moving` is what other partitions
+    are about to have. A live replica is never given up for a better place while another one cannot be reached: a copy
+    that is being made is no substitute for one that is there.
     """
     nodes, members = membership.nodes, membership.table[number].members
     load: Counter[str] = Counter()
@@ -169,7 +176,8 @@ def next_change(
     size = min(membership.replication, len(staying), MEMBERS_MAX)
     free = [nodes[name] for name in staying if nodes[name].state == ACTIVE and name in ready and name not in members]
     here = [nodes.get(name) or Member(name, "", "", state=REMOVED) for name in members]
-    gone = [node for node in here if node.state in (LEAVING, REMOVED)]
+    lost = [node for node in here if node.name not in present]
+    gone = sorted((node for node in here if node.state in (LEAVING, REMOVED)), key=lambda node: node not in lost)
 
     def changed(out: Member | None, into: Member | None) -> tuple[str, ...]:
         if len(members) == 1 and into is not None:
@@ -191,7 +199,9 @@ def next_change(
         return changed(None, into) if into is not None else None
     crowded = sorted(here, key=lambda node: (-_together(node, here), -load[node.name], node.name))
     if len(members) > size:
-        return changed(crowded[0], None)
+        return changed((lost or crowded)[0], None)
+    if lost:
+        return None  # It comes back, or an operator removes it: then it is replaced.
     # All are there: now better places, if any. Each change lowers what is compared, so there is an end to it.
     for out in crowded:
         rest = [node for node in here if node is not out]

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgpack
 
 from holdfast.statemachine.effects import Result
+from holdfast.statemachine.levels import FIRST, LEVEL, TooNew, trimmed
 from holdfast.statemachine.members import AssignPartition, Membership, PutNode, SetNodeState
 
 KINDS_OF_SERVICE: Final = ("service", "object", "workflow")
@@ -67,14 +68,17 @@ class Deployment(NamedTuple):
     def service(self, name: str) -> Service | None:
         return next((service for service in self.services if service.name == name), None)
 
-    def same_manifest(self, command: RegisterDeployment) -> bool:
-        """The version of the SDK is not part of what callers rely on, how to reach it is."""
-        return (
-            self.services == command.services
-            and self.modes == command.modes
-            and self.protocol == command.protocol
-            and self.sdk == command.sdk
-        )
+    def same_manifest(self, command: RegisterDeployment, level: int) -> bool:
+        """Whether callers, and the invocations that run on it, find what they found before.
+
+        The SDK may be another release, which may speak further versions of the protocol besides those of before.
+        """
+        if self.services != command.services or self.modes != command.modes:
+            return False
+        if level < 2:
+            return self.protocol == command.protocol and self.sdk == command.sdk
+        (old_min, old_max), (new_min, new_max) = self.protocol, command.protocol
+        return new_min <= old_min and old_max <= new_max
 
 
 # -- commands --------------------------------------------------------------------------------------------------------
@@ -87,6 +91,7 @@ class FoundCluster(NamedTuple):
     partitions: int
     founders: list[str] = []  # noqa: RUF012 - never changed in place
     replication: int = 3
+    level: int = FIRST  # every founder supports it; see `levels`
 
 
 class RegisterDeployment(NamedTuple):
@@ -134,6 +139,12 @@ class RestoreCluster(NamedTuple):
     revisions: dict[str, int]
 
 
+class RaiseLevel(NamedTuple):
+    """Every node of the cluster supports this level. The leaders of the partitions raise theirs when they see it."""
+
+    level: int
+
+
 MetaCommand: TypeAlias = (
     FoundCluster
     | RegisterDeployment
@@ -143,6 +154,7 @@ MetaCommand: TypeAlias = (
     | AssignPartition
     | RestoreDeployment
     | RestoreCluster
+    | RaiseLevel
 )
 
 #: Numbers are for ever: a log written today is replayed by later releases.
@@ -155,8 +167,11 @@ NUMBERS: Final[dict[type[Any], int]] = {
     AssignPartition: 6,
     RestoreDeployment: 7,
     RestoreCluster: 8,
+    RaiseLevel: 9,
 }
 KINDS: Final = {number: kind for kind, number in NUMBERS.items()}
+#: The defaults of the fields that a command has since level 2. They are left out while they have them.
+_LATER: Final[dict[type[Any], tuple[Any, ...]]] = {FoundCluster: (FIRST,)}
 
 
 class Proposal(NamedTuple):
@@ -170,15 +185,17 @@ class Proposal(NamedTuple):
 
 def encode(proposal: Proposal) -> bytes:
     command = proposal.command
-    row = (NUMBERS[type(command)], *command)
+    row = (NUMBERS[type(command)], *trimmed(command, _LATER.get(type(command), ())))
     packed: bytes = msgpack.packb((proposal.origin, proposal.sequence, proposal.now_ms, row))
     return packed
 
 
 def decode(raw: bytes) -> Proposal:
     origin, sequence, now_ms, row = msgpack.unpackb(raw)
-    kind = KINDS[row[0]]
+    kind = KINDS.get(row[0])
     fields = row[1:]
+    if kind is None or len(fields) > len(kind._fields):
+        raise TooNew(f"command {row[0]} of the meta group's log", LEVEL + 1)
     if kind in (RegisterDeployment, RestoreDeployment):
         fields[2] = [_service(service) for service in fields[2]]
     return Proposal(origin, sequence, now_ms, kind(*fields))
@@ -203,6 +220,7 @@ class MetaState:
         self.revisions: dict[str, int] = {}  # service -> the newest revision number ever given
         self.now_ms = 0
         self.membership = Membership()
+        self.level = FIRST  # See `levels`.
 
     def current(self, service: str) -> Deployment | None:
         """Where new invocations of a service go."""
@@ -224,6 +242,7 @@ def encode_state(state: MetaState) -> bytes:
             state.revisions,
             state.now_ms,
             state.membership.pack(),
+            *((state.level,) if state.level != FIRST else ()),
         )
     )
     return packed
@@ -232,7 +251,9 @@ def encode_state(state: MetaState) -> bytes:
 def decode_state(raw: bytes) -> MetaState:
     state = MetaState()
     row = msgpack.unpackb(raw)
-    state.cluster, state.partitions, deployments, state.offers, state.revisions, state.now_ms, membership = row
+    state.cluster, state.partitions, deployments, state.offers, state.revisions, state.now_ms, membership, *later = row
+    if later:
+        state.level = later[0]
     state.membership = Membership.unpack(membership)
     for id_, uri, services, *rest in deployments:
         state.deployments[id_] = Deployment(id_, uri, [_service(service) for service in services], *rest)
@@ -265,6 +286,8 @@ def apply(state: MetaState, now_ms: int, command: MetaCommand) -> Outcome:
         return Outcome(state.membership.set_state(command))
     if type(command) is AssignPartition:
         return Outcome(state.membership.assign(command))
+    if type(command) is RaiseLevel:
+        return _raise_level(state, command.level)
     if state.partitions:
         return Outcome(Result(200, f"the cluster has {state.partitions} partitions"))
     if type(command) is RestoreDeployment:
@@ -279,6 +302,16 @@ def _found(state: MetaState, command: FoundCluster) -> Outcome:
         return Outcome(Result(200, f"the cluster has {state.partitions} partitions"))
     state.cluster, state.partitions = command.cluster, command.partitions
     state.membership.found(partitions=command.partitions, founders=command.founders, replication=command.replication)
+    _raise_level(state, command.level)
+    return Outcome(Result())
+
+
+def _raise_level(state: MetaState, level: int) -> Outcome:
+    if level > LEVEL:
+        raise TooNew("the meta group", level)
+    if level <= state.level:
+        return Outcome(Result(200, f"the level is {state.level}"))
+    state.level = level
     return Outcome(Result())
 
 
@@ -303,7 +336,7 @@ def restored(old: MetaState, *, cluster: str, placement: list[list[str]], replic
 
 def _register(state: MetaState, command: RegisterDeployment) -> Outcome:
     there = state.at(command.uri)
-    if there is not None and there.same_manifest(command):
+    if there is not None and there.same_manifest(command, state.level):
         return _register_again(state, there, command)
     if not command.force:
         if there is not None:
@@ -342,9 +375,10 @@ def _register(state: MetaState, command: RegisterDeployment) -> Outcome:
 
 
 def _register_again(state: MetaState, there: Deployment, command: RegisterDeployment) -> Outcome:
-    """The same uri and manifest: nothing changes but the metadata. Forced, it also becomes the newest again."""
-    if command.metadata and command.metadata != there.metadata:
-        state.deployments[there.id] = there._replace(metadata=dict(command.metadata))
+    """The same uri and manifest: nothing changes but the metadata and what the SDK says of itself. Forced, the deployment
+    also becomes the newest again."""
+    metadata = dict(command.metadata) if command.metadata else there.metadata
+    state.deployments[there.id] = there._replace(sdk=command.sdk, protocol=list(command.protocol), metadata=metadata)
     if command.force:
         for service in there.services:
             offers = state.offers[service.name]

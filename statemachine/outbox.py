@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.sdk.protocol import partition_of
+from holdfast.sdk.ids import partition_of
 from holdfast.statemachine import blobs, refs
 from holdfast.statemachine.commands import (
     AttachTo,
@@ -27,6 +27,7 @@ from holdfast.statemachine.commands import (
     encode_command,
 )
 from holdfast.statemachine.effects import OK, FlushOutbox, Result
+from holdfast.statemachine.levels import LEVEL, TooNew
 from holdfast.statemachine.records import pack, unpack
 from holdfast.statemachine.state import State
 from holdfast.statemachine.tables import OUTBOX, PARCEL, outbox_key, parcel_key, partition_bytes
@@ -60,7 +61,7 @@ def deliver(state: State, command: Deliver) -> Result:
     new = command.messages[taken + 1 - command.first :] if command.first > 0 else []
     if not new:
         return Result(200, f"everything up to {taken} was taken before")
-    messages = [message for message in map(_decode, new) if message is not None]
+    messages = (read_messages if state.level >= 2 else _readable_messages)(command.source, taken + 1, new)
     for message in messages:
         refusal = blobs.missing(state, message)
         if refusal is not None:
@@ -70,13 +71,35 @@ def deliver(state: State, command: Deliver) -> Result:
     return OK
 
 
-def _decode(raw: bytes) -> Command | None:
-    """A message that no release of ours wrote is passed over: it must not stop the ones behind it."""
+def read_messages(source: int, first: int, raw: list[bytes]) -> list[Command]:
+    """Raises TooNew for a message that this release cannot read.
+
+    Such a message stops the node, as an unknown command of the log does: a replica that passed it over would differ from
+    the replicas of a release that can read it. `Router` refuses it before it is in the log.
+    """
+    return [_read_message(source, sequence, message) for sequence, message in enumerate(raw, first)]
+
+
+def _readable_messages(source: int, first: int, raw: list[bytes]) -> list[Command]:
+    """Level 1 passes over messages that it cannot read."""
+    readable = []
+    for sequence, message in enumerate(raw, first):
+        try:
+            readable.append(_read_message(source, sequence, message))
+        except TooNew:
+            continue
+    return readable
+
+
+def _read_message(source: int, sequence: int, raw: bytes) -> Command:
+    what = f"message {sequence} of partition {source}"
     try:
         message = decode_command(raw)
-    except Exception:
-        return None
-    return message if isinstance(message, MESSAGES) else None
+    except Exception as error:
+        raise TooNew(f"{what} cannot be read ({str(error) or type(error).__name__}): it", LEVEL + 1) from error
+    if not isinstance(message, MESSAGES):
+        raise TooNew(f"{what} is a {type(message).__name__}, which is no message: it", LEVEL + 1)
+    return message
 
 
 def trim(state: State, command: TrimOutbox) -> Result:

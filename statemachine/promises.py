@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from holdfast.sdk.protocol import NAME_BYTES_MAX, Failure, object_id, workflow_id
+from holdfast.sdk.ids import object_id, workflow_id
+from holdfast.sdk.journal import NAME_BYTES_MAX, Failure, pack_outcome
 from holdfast.statemachine import blobs, refs, timers
 from holdfast.statemachine.commands import CompletePromise, CompleteStep
 from holdfast.statemachine.effects import OK, Result
@@ -119,5 +120,5 @@ def clear(state: State, keyed: Object) -> int:
     for _, raw in found:
         outcome, waiters = unpack(raw)
         blobs.release(state, refs.in_outcome(outcome))
-        _answer(state, waiters, [1, *GONE])
+        _answer(state, waiters, pack_outcome(GONE))
     return len(found)

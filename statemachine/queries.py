@@ -11,8 +11,9 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from holdfast.sdk.protocol import OP_NAMES, Op, format_awakeable, format_id, object_id
-from holdfast.statemachine import blobs, refs, retention, timers, values
+from holdfast.sdk.ids import format_awakeable, format_id, object_id
+from holdfast.sdk.journal import OP_NAMES, Op
+from holdfast.statemachine import blobs, listing, refs, retention, timers, values
 from holdfast.statemachine.commands import Payload, Ref
 from holdfast.statemachine.effects import (
     STATUS_NAMES,
@@ -24,6 +25,7 @@ from holdfast.statemachine.effects import (
     Status,
 )
 from holdfast.statemachine.records import (
+    INDEXED,
     STATUS_AT,
     Count,
     Invocation,
@@ -39,6 +41,7 @@ from holdfast.statemachine.records import (
 from holdfast.statemachine.tables import (
     ACTIVE,
     COMPLETED,
+    CREATED,
     DEPLOYMENT,
     FAILURE,
     GONE,
@@ -95,12 +98,19 @@ class FailedAttempt(NamedTuple):
     code: int
     message: str
     kind: str
+    extra: dict[str, Any] | None = None  # as in `sdk.journal.Failure`
 
 
 def last_failure(txn: ReadTxn, ident: bytes) -> FailedAttempt | None:
     """The newest attempt that failed."""
     raw = txn.get(FAILURE + ident)
     return None if raw is None else FailedAttempt(*unpack(raw))
+
+
+def paused(txn: ReadTxn, ids: list[bytes]) -> list[bytes]:
+    """Which of these are paused."""
+    found = [(ident, txn.get(ACTIVE + ident)) for ident in ids]
+    return [ident for ident, raw in found if raw is not None and raw[STATUS_AT] == Status.PAUSED]
 
 
 def waiting_steps(txn: ReadTxn, ident: bytes, limit: int) -> list[tuple[int, list[Any]]]:
@@ -115,6 +125,13 @@ def waiting_steps(txn: ReadTxn, ident: bytes, limit: int) -> list[tuple[int, lis
     return found
 
 
+def shown_status(record: Invocation) -> int:
+    """For people: an invocation whose step failed and is to be tried again is failing, whatever the attempt around the step
+    does meanwhile."""
+    failing = record.step_failures and record.status in (Status.RUNNING, Status.SUSPENDED)
+    return Status.BACKING_OFF if failing else record.status
+
+
 def why_not_running(txn: ReadTxn, ident: bytes) -> str:
     """A sentence for people. Empty for one that runs."""
     record = load(txn, ident)
@@ -126,7 +143,9 @@ def why_not_running(txn: ReadTxn, ident: bytes) -> str:
         case Status.QUEUED:
             return _why_queued(txn, record)
         case Status.SUSPENDED:
-            return _why_suspended(txn, record)
+            return f"It waits for {_waits(txn, record)}."
+        case Status.RUNNING if record.step_failures:
+            return f"An attempt is running, and waits for {_waits(txn, record)}."
         case Status.BACKING_OFF | Status.PAUSED:
             return _why_stopped(txn, record)
         case Status.COMPLETED:
@@ -145,14 +164,14 @@ def _why_queued(txn: ReadTxn, record: Invocation) -> str:
             break
         ahead += 1
     holder = format_id(unpack_object(record.oid, raw).holder)
-    behind = f", with {ahead} others before it" if ahead else ""
+    behind = f", with {counted(ahead, 'other')} before it" if ahead else ""
     return f"It waits for {holder} to release the key {record.key!r} of {record.service}{behind}."
 
 
-def _why_suspended(txn: ReadTxn, record: Invocation) -> str:
+def _waits(txn: ReadTxn, record: Invocation) -> str:
     waits = [_why_waits(record, index, step) for index, step in waiting_steps(txn, record.id, 3)]
     more = f" and {record.pending - len(waits)} more" if record.pending > len(waits) else ""
-    return f"It waits for {', '.join(waits)}{more}."
+    return f"{', '.join(waits)}{more}"
 
 
 def _why_waits(record: Invocation, index: int, step: list[Any]) -> str:
@@ -169,7 +188,10 @@ def _why_waits(record: Invocation, index: int, step: list[Any]) -> str:
         case Op.ATTACH:
             return f"{format_id(argument[0])} (step {index})"
         case Op.RUN if len(argument) > 3:
-            return f"the next try of {argument[0]!r} at {utc(argument[2])} after {argument[1]} failures (step {index})"
+            name, failures, due_ms, message = argument[:4]
+            tried = f"the next try of {name!r} at {utc(due_ms)}" if due_ms else f"the try of {name!r} that is under way"
+            last = f": {message}" if message else ""
+            return f"{tried} after {counted(failures, 'failure')} (step {index}){last}"
         case Op.RUN:
             return f"a decision about {argument[0]!r}, which is in doubt (step {index})"
         case _:
@@ -178,10 +200,23 @@ def _why_waits(record: Invocation, index: int, step: list[Any]) -> str:
 
 def _why_stopped(txn: ReadTxn, record: Invocation) -> str:
     failure = last_failure(txn, record.id)
-    last = f" The last failure: {failure.kind or failure.code}: {failure.message}" if failure is not None else ""
+    last = f" The last failure: {failure_text(failure)}" if failure is not None else ""
     if record.status == Status.PAUSED:
-        return f"It is paused after {record.failures} failed attempts and waits for an operator.{last}"
-    return f"Its next attempt is at {utc(record.due_ms)}, after {record.failures} failed ones.{last}"
+        after_failures = f" after {counted(record.failures, 'failed attempt')}" if record.failures else ""
+        return f"It is paused{after_failures} and waits for an operator.{last}"
+    after_failures = f", after {counted(record.failures, 'failed attempt')}" if record.failures else ""
+    return f"Its next attempt is at {utc(record.due_ms)}{after_failures}.{last}"
+
+
+def failure_text(failure: FailedAttempt) -> str:
+    """Kind and message. The message of an exception begins with its kind already."""
+    kind = failure.kind or str(failure.code)
+    return failure.message if failure.message.startswith(kind) else f"{kind}: {failure.message}"
+
+
+def counted(number: int, noun: str) -> str:
+    """1 failed attempt, 2 failed attempts."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def utc(at_ms: int) -> str:
@@ -210,15 +245,21 @@ class Filter(NamedTuple):
     key: str | None = None
     deployment: str | None = None
     created_before_ms: int | None = None
+    ends: tuple[int, ...] | None = None  # how it completed: see `records.End`
+    created_since_ms: int | None = None
+    idempotency_key: str | None = None
 
     def matches(self, record: Invocation) -> bool:
         return (
-            (self.statuses is None or record.status in self.statuses)
+            (self.statuses is None or shown_status(record) in self.statuses)
             and (self.service is None or record.service == self.service)
             and (self.handler is None or record.handler == self.handler)
             and (self.key is None or record.key == self.key)
             and (self.deployment is None or record.deployment == self.deployment)
             and (self.created_before_ms is None or record.created_ms < self.created_before_ms)
+            and (self.ends is None or (record.status == _DONE and record.end in self.ends))
+            and (self.created_since_ms is None or record.created_ms >= self.created_since_ms)
+            and (self.idempotency_key is None or record.idempotency_key == self.idempotency_key)
         )
 
 
@@ -247,6 +288,55 @@ def list_invocations(
             if len(found) >= limit or looked_at >= LOOKED_AT_MAX:
                 return found, key
     return found, None
+
+
+def newest(
+    txn: ReadTxn, wanted: Filter, after_position: bytes, limit: int
+) -> tuple[list[Invocation], bytes | None] | None:
+    """At most `limit` that match behind a position, newest first, and the position to go on from (None: there is no more).
+
+    None instead: the index is not complete yet, so this cannot be told. A page may be short: see LOOKED_AT_MAX.
+    """
+    about = meta(txn)
+    if about.level < 2 or about.indexed != INDEXED:
+        return None
+    if wanted.statuses is not None and _DONE not in wanted.statuses and _active(txn) <= LOOKED_AT_MAX:
+        return _newest_active(txn, wanted, after_position, limit)
+    first = CREATED + (after_position + b"\0" if after_position else b"")
+    if wanted.created_before_ms is not None:
+        first = max(first, CREATED + listing.position(wanted.created_before_ms - 1, b""))
+    end = after(CREATED)
+    if wanted.created_since_ms is not None:
+        end = (
+            min(end, CREATED + listing.position(wanted.created_since_ms - 1, b""))
+            if wanted.created_since_ms > 0
+            else end
+        )
+    found: list[Invocation] = []
+    for looked_at, (key, _) in enumerate(txn.scan(first, end), start=1):
+        record = load(txn, key[9:])
+        assert record is not None, "what is in the index is there"
+        if wanted.matches(record):
+            found.append(record)
+        if len(found) >= limit or looked_at >= LOOKED_AT_MAX:
+            return found, key[1:]
+    return found, None
+
+
+def _active(txn: ReadTxn) -> int:
+    """How many invocations are not completed."""
+    return sum(sum(unpack(raw)[:_DONE]) for _, raw in txn.scan(SERVICE, after(SERVICE)))
+
+
+def _newest_active(
+    txn: ReadTxn, wanted: Filter, after_position: bytes, limit: int
+) -> tuple[list[Invocation], bytes | None]:
+    """Those that are not completed are few among many: look at them alone."""
+    records = (unpack_invocation(key[1:], raw) for key, raw in txn.scan(ACTIVE, after(ACTIVE)))
+    found = [(listing.position(record.created_ms, record.id), record) for record in records if wanted.matches(record)]
+    behind = sorted((pair for pair in found if pair[0] > after_position), key=lambda pair: pair[0])
+    page = behind[:limit]
+    return [record for _, record in page], page[-1][0] if len(behind) > limit else None
 
 
 # -- objects -----------------------------------------------------------------------------------------------------------
@@ -362,7 +452,8 @@ def meta(txn: ReadTxn) -> Meta:
 
 def next_due(txn: ReadTxn) -> int | None:
     """When `FireTimers` has something to do next."""
-    dues = (timers.next_due(txn), retention.next_due(txn, meta(txn)), blobs.next_due(txn))
+    about = meta(txn)
+    dues = (timers.next_due(txn), retention.next_due(txn, about), blobs.next_due(txn), listing.next_due(about))
     found = [due_ms for due_ms in dues if due_ms is not None]
     return min(found) if found else None
 
@@ -392,8 +483,17 @@ def outbox_targets(txn: ReadTxn) -> list[int]:
 
 
 def pending_effects(txn: ReadTxn) -> Iterator[Effect]:
-    """What a new leader starts again: for each StartAttempt it proposes a Redispatch, because the attempt of the old
-    leader may still be on its way. Active invocations that do not run are only passed over."""
+    """All that a new leader starts again. For each StartAttempt it proposes a Redispatch, because the attempt of the old leader
+    may still be on its way. It takes the attempts in slices (`running`), and all other effects at once."""
+    yield from standing_effects(txn)
+    after_id: bytes | None = b""
+    while after_id is not None:
+        records, after_id = running(txn, after_id, LOOKED_AT_MAX)
+        yield from (StartAttempt(record.id, record.epoch) for record in records)
+
+
+def standing_effects(txn: ReadTxn) -> Iterator[ArmTimer | DeleteObjects | FlushOutbox]:
+    """What a new leader starts again beside attempts."""
     due_ms = next_due(txn)
     if due_ms is not None:
         yield ArmTimer(due_ms)
@@ -401,13 +501,11 @@ def pending_effects(txn: ReadTxn) -> Iterator[Effect]:
         yield DeleteObjects()
     for target in outbox_targets(txn):
         yield FlushOutbox(target)
-    for key, raw in txn.scan(ACTIVE, after(ACTIVE)):
-        if raw[STATUS_AT] == Status.RUNNING:
-            yield StartAttempt(key[1:], unpack_invocation(key[1:], raw).epoch)
 
 
 def running(txn: ReadTxn, after_id: bytes, limit: int) -> tuple[list[Invocation], bytes | None]:
-    """A slice of what `pending_effects` would start: at most `limit` records, and where to go on (None: nowhere)."""
+    """A slice of the invocations that should run: at most `limit` records, and where to go on (None: nowhere). Active ones that
+    do not run are only passed over."""
     found: list[Invocation] = []
     first = ACTIVE + after_id + b"\0" if after_id else ACTIVE
     for looked_at, (key, raw) in enumerate(txn.scan(first, after(ACTIVE)), start=1):

@@ -6,11 +6,14 @@ release stored is still read. Payloads are never in them: they are rewritten wit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, Final
 
 import msgpack
+
+from holdfast.statemachine.levels import FIRST, trimmed
 
 #: One packer for all: what it is given is packed at once and in whole, so there is nothing to share.
 pack: Final = msgpack.Packer(autoreset=True).pack
@@ -66,6 +69,12 @@ class Invocation:
     request: bytes = b""  # what asked for it, if it was restarted in its place
     blobs: int = 0  # references in the journal
     blob_bytes: int = 0  # what they, and the outcome, stand for
+    request_hash: bytes = b""  # of the body that came with its idempotency key
+    losses: int = 0  # of streams under its attempts, since the last progress
+    nearly_full: bool = False  # the journal passed four fifths of a limit
+    step_failures: int = 0  # failed tries of steps that have no outcome yet
+    lapses: int = 0  # attempts that ended neither in an outcome nor by waiting: see `history`
+    chain: Sequence[str] = ()  # as in `Invoke`
 
     @property
     def seed(self) -> int:
@@ -77,11 +86,15 @@ class Invocation:
 STATUS_AT: Final = 3
 _HEADER_BYTES: Final = 4
 
+#: The defaults of the fields of each record since level 2, in order. They are left out while they have them.
+_INVOCATION_LATER: Final[tuple[Any, ...]] = (b"", 0, False, 0, 0, ())
+_OBJECT_LATER: Final[tuple[Any, ...]] = ()
+
 _invocation_row = attrgetter(*[field.name for field in fields(Invocation)][1:])
 
 
 def pack_invocation(record: Invocation) -> bytes:
-    raw: bytes = pack(_invocation_row(record))
+    raw: bytes = pack(trimmed(_invocation_row(record), _INVOCATION_LATER))
     return raw
 
 
@@ -91,7 +104,7 @@ def unpack_invocation(ident: bytes, raw: bytes) -> Invocation:
 
 def pack_completed(record: Invocation, outcome: list[Any]) -> bytes:
     """The record, preceded by its length, then the outcome: a list of invocations need not look into outcomes."""
-    raw: bytes = pack(_invocation_row(record))
+    raw = pack_invocation(record)
     packed: bytes = pack(outcome)
     return len(raw).to_bytes(_HEADER_BYTES, "big") + raw + packed
 
@@ -129,7 +142,7 @@ _object_row = attrgetter(*[field.name for field in fields(Object)][1:])
 
 
 def pack_object(record: Object) -> bytes:
-    raw: bytes = pack(_object_row(record))
+    raw: bytes = pack(trimmed(_object_row(record), _OBJECT_LATER))
     return raw
 
 
@@ -179,13 +192,18 @@ class Meta:
     stored: int = 0  # of the blobs, those that are in the shared store,
     stored_bytes: int = 0
     gone: int = 0  # and objects there that are still to be deleted
+    level: int = FIRST  # see `levels`
+    indexed: bytes = b""  # up to which id invocations of before level 2 are in the index; INDEXED: all of them
 
 
+#: There is nothing left to add to the index: see `listing`. No id has this length.
+INDEXED: Final = b"\xff"
+_META_LATER: Final = (FIRST, b"")
 _meta_row = attrgetter(*[field.name for field in fields(Meta)])
 
 
 def pack_meta(record: Meta) -> bytes:
-    raw: bytes = pack(_meta_row(record))
+    raw: bytes = pack(trimmed(_meta_row(record), _META_LATER))
     return raw
 
 

@@ -5,7 +5,7 @@ users' payloads are msgpack `bin`, and an extension in a frame of a handler is r
 for a reference, and no user can make one up.
 
 The code of the extension is one more than how many bytes 1 stand before the value. GET and PEEK put one there
-(`sdk.protocol.some`), and the value behind it is stored only once all the same.
+(`sdk.journal.some`), and the value behind it is stored only once all the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from holdfast.sdk.protocol import BATCH_BYTES_MAX, Op, some
+from holdfast.sdk.journal import Op, some
 from holdfast.statemachine.commands import (
     Command,
     Complete,
@@ -33,8 +33,8 @@ from holdfast.statemachine.commands import (
 from holdfast.statemachine.records import unpack
 
 ID_BYTES: Final = 40  # sha256, then the size in 8 bytes
-#: No frame can bring more, so there is nothing larger to refer to.
-SIZE_MAX: Final = BATCH_BYTES_MAX
+#: No message of a handler can bring more, so there is nothing larger to refer to.
+SIZE_MAX: Final = 40 * 1024 * 1024
 _CODE: Final = 1
 _CODE_MAX: Final = 3  # A value that begins with a byte 1 by itself, after GET.
 _MARK: Final = b"\x01"
@@ -80,7 +80,7 @@ def restored(ref: Ref, stored: bytes) -> bytes:
 
 
 def some_of(payload: Payload) -> Payload:
-    """As `sdk.protocol.some`, wherever the value is."""
+    """As `sdk.journal.some`, wherever the value is."""
     if isinstance(payload, bytes):
         return some(payload)
     return Ref(min(payload.code + 1, _CODE_MAX), payload.data)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.sdk.protocol import AWAITED, Op, format_id
+from holdfast.sdk.ids import format_id
+from holdfast.sdk.journal import AWAITED, Op
 from holdfast.statemachine import attempts, blobs, invocation, keys, promises, refs, retention, steps, values
 from holdfast.statemachine.commands import Mode, Restart
 from holdfast.statemachine.effects import Result, Status

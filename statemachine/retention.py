@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any, Final
 
-from holdfast.statemachine import blobs, promises, refs, values
+from holdfast.statemachine import blobs, listing, promises, refs, values
 from holdfast.statemachine.attempts import UNKNOWN
 from holdfast.statemachine.commands import Mode, Purge
 from holdfast.statemachine.effects import OK, Result, Status
@@ -26,6 +26,7 @@ from holdfast.statemachine.tables import (
     COMPLETED,
     EXPIRY,
     FAILURE,
+    HISTORY,
     JOURNAL,
     TIME_MAX,
     after,
@@ -105,9 +106,12 @@ def forget(state: State, record: Invocation, raw: bytes) -> None:
     if record.blob_bytes:
         blobs.release(state, refs.in_outcome(unpack_completed_outcome(raw)))
     state.delete(COMPLETED + record.id)
+    listing.remove(state, record)
     state.delete(expiry_key(record.due_ms, record.id))
-    if record.failures_total:
+    if record.failures_total or record.lapses:
         state.delete(FAILURE + record.id)
+    if record.lapses:
+        state.delete(HISTORY + record.id)
     state.meta.completed -= 1
     state.meta.completed_bytes -= len(raw) + record.size + record.blob_bytes
     state.counters(record.service)[Status.COMPLETED] -= 1

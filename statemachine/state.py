@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from holdfast.sdk.protocol import partition_of
+from holdfast.sdk.ids import partition_of
 from holdfast.statemachine.commands import Command
 from holdfast.statemachine.effects import ArmTimer, Effect
+from holdfast.statemachine.levels import LEVEL
 from holdfast.statemachine.records import (
     COUNTS,
+    INDEXED,
     Invocation,
     Meta,
     Object,
@@ -48,8 +50,11 @@ CACHED_MAX: Final = 4096
 class State:
     """One partition's state. Not for two threads at once."""
 
-    def __init__(self, partition: int, partitions: int) -> None:
+    def __init__(self, partition: int, partitions: int, *, level: int = LEVEL) -> None:
+        """`level` is that of a state that begins with nothing."""
         assert 0 <= partition < partitions
+        self._first_level = level
+        self.level = level  # See `levels`.
         self.partition = partition
         self.partitions = partitions
         self.effects: list[Effect] = []
@@ -66,6 +71,7 @@ class State:
         self._flushing: dict[int, None] = {}  # Targets that the leader was told about in this transaction.
         self._armed_ms = TIME_MAX
         self._meta: Meta | None = None
+        self.meta = Meta(level=level)  # of the last transaction
 
     # -- transactions ------------------------------------------------------------------------------------------------
 
@@ -79,10 +85,15 @@ class State:
         self.scan = txn.scan
         if self._meta is None:
             raw = txn.get(META)
-            self._meta = Meta() if raw is None else unpack_meta(raw)
+            self._meta = self._first_meta() if raw is None else unpack_meta(raw)
+            self.level = self._meta.level
         self.meta = self._meta
         self.now_ms = self.meta.now_ms
         self._armed_ms = TIME_MAX
+
+    def _first_meta(self) -> Meta:
+        """Of a state that begins with nothing: nothing is missing in its index."""
+        return Meta(level=self._first_level, indexed=INDEXED if self._first_level >= 2 else b"")
 
     def flush(self) -> None:
         """Write back what changed. Nothing may be applied between this and the commit."""

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from holdfast.sdk.protocol import NOTHING, Failure, Op
+from holdfast.sdk.journal import (
+    NOTHING,
+    Failure,
+    Op,
+    pack_outcome,
+)
 from holdfast.statemachine import attempts, blobs, promises, refs, timers
 from holdfast.statemachine.commands import AbandonStep, CompleteStep, DecideStep, SuspendAttempt
 from holdfast.statemachine.effects import OK, Result, SendCompletion, SendRetry, Status
@@ -12,7 +17,7 @@ from holdfast.statemachine.records import Invocation, pack, unpack
 from holdfast.statemachine.state import State
 from holdfast.statemachine.tables import COMPLETED, JOURNAL, NO_STEP, PENDING, after, step_bytes
 
-#: Offsets in a stored step: the fields of `sdk.protocol.Step`.
+#: Offsets in a stored step: the fields of `sdk.journal.Step`.
 OP: Final = 0
 KEY: Final = 1
 ARGUMENT: Final = 2
@@ -20,6 +25,9 @@ MADE: Final = 3
 DONE: Final = 4
 OUTCOME: Final = 5
 ABANDONED: Final = 6
+JOURNALED_MS: Final = 7  # From here on since level 2: see `stamp`.
+BEGAN_MS: Final = 8
+EPOCH: Final = 9
 
 #: Offsets in the argument of a RUN that failed and is tried again. A RUN without an outcome whose argument is only its
 #: name was begun by an attempt that may or may not have carried it out: it is in doubt once that attempt is lost.
@@ -51,6 +59,35 @@ def store(state: State, record: Invocation, index: int, step: list[Any], size: i
     state.changed[record.id] = record
 
 
+def stamp(state: State, record: Invocation, step: list[Any], began_ms: int = 0) -> None:
+    """Something of the step is journaled now. `began_ms`: when its function began, by the clock of the handler's process."""
+    if state.level < 2:
+        return
+    known = len(step) > EPOCH
+    if began_ms:
+        began_ms, epoch = credible(state, record, began_ms), record.epoch
+    else:
+        began_ms, epoch = (step[BEGAN_MS], step[EPOCH]) if known else (0, record.epoch)
+    step[JOURNALED_MS:] = (state.now_ms, began_ms, epoch)
+
+
+def credible(state: State, record: Invocation, began_ms: int) -> int:
+    """When the function of a step began, if another machine's clock says so: not before its attempt, not after now."""
+    return min(max(began_ms, record.since_ms), state.now_ms)
+
+
+def failures_of(step: list[Any]) -> int:
+    """Failed tries of a RUN that has no outcome."""
+    argument = step[ARGUMENT]
+    return argument[FAILURES] if step[OP] == Op.RUN and len(argument) > SINCE else 0
+
+
+def forgive(record: Invocation, step: list[Any]) -> None:
+    """Its failed tries no longer make the invocation look failing."""
+    if record.step_failures:
+        record.step_failures = max(record.step_failures - failures_of(step), 0)
+
+
 def is_pending(step: list[Any]) -> bool:
     return not step[DONE] and not step[ABANDONED]
 
@@ -77,6 +114,7 @@ def unwait(state: State, record: Invocation, index: int, step: list[Any]) -> Non
         timers.disarm(state, step[ARGUMENT][DUE], record.id, index)
     state.delete(PENDING + record.id + step_bytes(index))
     record.pending -= 1
+    forgive(record, step)
 
 
 def pending(state: State, record: Invocation) -> list[int]:
@@ -87,18 +125,28 @@ def pending(state: State, record: Invocation) -> list[int]:
     return [int.from_bytes(key[17:], "big") for key, _ in state.scan(prefix, after(prefix))]
 
 
-def finish(state: State, record: Invocation, index: int, step: list[Any], size: int, outcome: list[Any]) -> None:
+def finish(
+    state: State,
+    record: Invocation,
+    index: int,
+    step: list[Any],
+    size: int,
+    outcome: list[Any],
+    *,
+    began_ms: int = 0,
+) -> None:
     """The step has its outcome. A running attempt is told; a suspended invocation goes on."""
     unwait(state, record, index, step)
     ref = refs.in_outcome(outcome)
     if ref is not None:
         if record.blob_bytes + refs.size_of(ref) > state.meta.journal_blob_bytes_max:
-            outcome = [1, *_TOO_MUCH]
+            outcome = pack_outcome(_TOO_MUCH)
         else:
             blobs.add_to_journal(state, record, ref)
     record.order += 1
     step[DONE] = record.order
     step[OUTCOME] = outcome
+    stamp(state, record, step, began_ms)
     store(state, record, index, step, size)
     if record.status == Status.RUNNING:
         state.effects.append(SendCompletion(record.id, record.epoch, index, record.order, outcome))
@@ -166,6 +214,7 @@ def suspend(state: State, command: SuspendAttempt) -> Result:
     if record is None:
         return attempts.STALE
     if command.steps and all(_will_wake(state, record, index) for index in command.steps):
+        record.losses = 0  # The process lived on.
         attempts.set_status(state, record, Status.SUSPENDED)
     else:
         attempts.begin(state, record)
@@ -217,6 +266,7 @@ def decide(state: State, command: DecideStep) -> Result:
     else:
         if is_retrying(step):
             timers.disarm(state, step[ARGUMENT][DUE], record.id, command.step)
+        forgive(record, step)
         step[ARGUMENT] = [step[ARGUMENT][0], 0, 0, "", state.now_ms]
         store(state, record, command.step, step, size)
         if record.status == Status.SUSPENDED:

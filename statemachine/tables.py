@@ -9,16 +9,20 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-#: Of all records below. Raised when an older release could not read what this one writes: it then refuses to.
-SCHEMA: Final = 3
+from holdfast.statemachine.levels import LEVEL, schema_of
+
+#: The newest schema of the records below that this release reads. An older release refuses a state of a newer schema.
+SCHEMA: Final = schema_of(LEVEL)
 
 META: Final = b"M"  # the one record about the partition itself
 ACTIVE: Final = b"A"  # id -> Invocation
 COMPLETED: Final = b"C"  # id -> Invocation and its outcome
+CREATED: Final = b"c"  # position (see `listing`) -> nothing: all invocations, newest first
 JOURNAL: Final = b"J"  # id, step -> packed step
 PENDING: Final = b"W"  # id, step -> operation (1 byte): the steps that wait for an outcome
 LISTENER: Final = b"L"  # id, caller, step -> nothing: who else wants the outcome of `id`
 FAILURE: Final = b"F"  # id -> the last failed attempt
+HISTORY: Final = b"H"  # id -> the newest attempts that ended neither in an outcome nor by waiting
 TIMER: Final = b"T"  # due, id, step -> nothing
 EXPIRY: Final = b"E"  # due, id -> nothing: when a completed invocation is forgotten
 OBJECT: Final = b"K"  # object id -> Object

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.sdk.protocol import NAME_BYTES_MAX, Op, object_id
+from holdfast.sdk.ids import object_id
+from holdfast.sdk.journal import NAME_BYTES_MAX, Op
 from holdfast.statemachine import blobs, refs
 from holdfast.statemachine.commands import Payload, Ref, SetState
 from holdfast.statemachine.effects import OK, Result

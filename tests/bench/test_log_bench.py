@@ -27,7 +27,7 @@ def measure(*options: str) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.slow
+@pytest.mark.slow("three processes per measurement, for one and for many groups")
 def test_throughput_is_measured_for_one_and_many_groups() -> None:
     report = measure("--only", "throughput", "--rounds", "1", "--seconds", "0.2")
 

@@ -19,7 +19,7 @@ from holdfast.chaos.soak import Plan, Result, Soak
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "180"))
 
 
-@pytest.mark.slow
+@pytest.mark.slow("three nodes and their handlers under load and faults")
 def test_a_cluster_keeps_its_promises_while_everything_around_it_breaks(tmp_path: Path) -> None:
     soak = Soak(Plan(seconds=SECONDS, nodes=3, seed=4), tmp_path / "run")
 
@@ -46,7 +46,7 @@ class Tampered(Soak):
         super()._judge(result, deaths)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("a cluster starts, works under faults and is judged")
 def test_a_doubled_effect_and_a_lost_count_are_found(tmp_path: Path) -> None:
     result = asyncio.run(Tampered(Plan(seconds=3, seed=5, only="kill handlers"), tmp_path / "run").run())
 

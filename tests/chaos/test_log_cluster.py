@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import tempfile
+import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,11 +24,12 @@ from holdfast.chaos.netns import Network, NotPermitted
 
 
 def best_net() -> Net:
-    """Cuts by the kernel where we may, else by proxies."""
+    """Cuts by the kernel where they work, else by proxies, and the summary of the test run says why."""
     try:
         with Network(["a", "b"]):
             return Net.NETNS
-    except NotPermitted:
+    except NotPermitted as reason:
+        warnings.warn(f"links are cut by proxies, not by the kernel: {reason}", stacklevel=2)
         return Net.PROXY
 
 
@@ -39,7 +41,7 @@ def check(result: Result, *, faults: int, acknowledged: int) -> None:
     assert result.alive_after_s is not None
 
 
-@pytest.mark.slow
+@pytest.mark.slow("a minute of faults on real processes")
 def test_three_nodes_lose_nothing_in_a_minute_of_faults(tmp_path: Path) -> None:
     seed = 23  # Begins with: isolate leader, kill leader, pause majority, kill all, ring.
 
@@ -51,7 +53,7 @@ def test_three_nodes_lose_nothing_in_a_minute_of_faults(tmp_path: Path) -> None:
     assert report["ok"] and report["faults"] == result.faults
 
 
-@pytest.mark.slow
+@pytest.mark.slow("five processes under faults")
 def test_five_nodes_lose_nothing_either(tmp_path: Path) -> None:
     seed = 24  # Begins with a kill, whichever way links are cut.
 
@@ -60,7 +62,7 @@ def test_five_nodes_lose_nothing_either(tmp_path: Path) -> None:
     check(result, faults=2, acknowledged=100)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("seconds of load, and a judge of the whole history")
 def test_a_write_that_is_acknowledged_and_forgotten_is_found(tmp_path: Path) -> None:
     result = asyncio.run(run(Plan(seconds=4, nodes=3, seed=5, forgetful=True), tmp_path / "run"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -165,6 +166,44 @@ def test_a_pulled_cable_silences_the_node_until_it_is_plugged_in(server: Network
 def test_a_mode_that_routes_cannot_express_is_refused(network: Network) -> None:
     with pytest.raises(ValueError, match="proxy"):
         network.proxies["n1", "n2"].mode(Delay(10))
+
+
+def test_a_network_that_swallows_packets_is_noticed(network: Network) -> None:
+    network.probe()
+
+    for direction in Direction:
+        network.proxies["n1", "n2"].mode(Blackhole(frozenset({direction})))
+        with pytest.raises(
+            NotPermitted, match=r"packets do not pass between network namespaces: n[12] could not connect"
+        ):
+            network.probe(patience_s=0.2)
+
+    network.proxies["n1", "n2"].mode(Pass())
+    network.probe()
+
+
+def test_under_the_firewall_of_a_docker_daemon_no_network_is_made_and_the_reason_is_said(network: Network) -> None:
+    """In a network namespace of its own: the policy of this machine stays as it is."""
+    if shutil.which("iptables") is None:
+        pytest.skip("the command `iptables` is not there")
+    if not Path("/proc/sys/net/bridge/bridge-nf-call-iptables").exists():
+        pytest.skip("this kernel does not filter bridges: the module br_netfilter is not loaded")
+    program = "from holdfast.chaos.netns import Network; Network(['n1', 'n2']).__enter__()"
+    script = (
+        "mount -t tmpfs none /run/netns && echo 1 > /proc/sys/net/bridge/bridge-nf-call-iptables"
+        ' && iptables -P FORWARD DROP && exec "$@"'
+    )
+
+    done = subprocess.run(
+        ["unshare", "--net", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=PATIENCE_S * 3,
+    )
+
+    assert "NotPermitted: packets do not pass between network namespaces" in done.stderr
+    assert "left behind" not in done.stderr
 
 
 def test_nothing_is_left_behind() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.chaos.proxy import HELD_BYTES_MAX, Blackhole, Cut, Delay, Direction, Errors, Pass, Proxy, Throttle
 from holdfast.snapshots.errors import Denied, StoreFailed
-from holdfast.snapshots.stores import open_store
+from holdfast.snapshots.opening import open_store
 
 PATIENCE_S = 20.0
 SILENCE_S = 0.3

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
+from holdfast import __version__
+from holdfast.cli.cluster import _behind
 from holdfast.cli.main import main
 from tests.cluster.harness import PATIENCE_S
 from tests.cluster.serving import Serving, serving
@@ -66,10 +73,13 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
 
 
 def test_a_call_prints_the_outcome_and_nothing_else(cli: Cli) -> None:
-    assert cli.ok("call", "echo/say", '{"a": 1}') == '{"a": 1}'
-    assert cli.ok("call", "echo/say", "-", input="from stdin") == "from stdin"
-    assert cli.ok("call", "counter/x/add") == "1"
-    assert cli.ok("call", "counter/add", "--key", "x") == "2"
+    assert cli.ok("call", "echo/say", '{"a": 1}') == '{"a": 1}\n'
+    assert cli.ok("call", "echo/say", "-", input="from stdin\n") == "from stdin\n"
+    assert cli.ok("call", "counter/x/add") == "1\n"
+    assert cli.ok("call", "counter/add", "--key", "x") == "2\n"
+    assert cli.ok("call", "echo/say", "") == ""
+    shown = cli.json("call", "echo/say", '{"a": 1}')
+    assert shown["id"].startswith("inv_") and shown["outcome"] == {"a": 1}
 
 
 def test_a_call_of_what_is_not_there_fails_with_a_hint(cli: Cli) -> None:
@@ -103,7 +113,7 @@ def test_deployments_and_services_are_listed_and_described(cli: Cli) -> None:
     assert "exclusive" in cli.ok("services", "describe", "counter")
     assert cli.json("services", "describe", "signup")["kind"] == "workflow"
     refused = cli.run("deployments", "remove", deployment["id"])
-    assert refused.exit_code == 1 and "Hint:" in refused.stderr
+    assert refused.exit_code == 1 and "or --force" in refused.stderr
     assert cli.run("deployments", "describe", "dp_none").exit_code == 1
     assert cli.run("deployments", "register", "nonsense").exit_code == 1
 
@@ -168,7 +178,7 @@ def test_state_is_shown_and_edited(cli: Cli) -> None:
 
     assert cli.ok("state", "get", "counter", "edited", "count").strip() == "1"
     cli.ok("state", "set", "counter", "edited", "count=41", 'tags=["a"]')
-    assert cli.ok("call", "counter/edited/add") == "42"
+    assert cli.ok("call", "counter/edited/add") == "42\n"
     assert cli.json("state", "get", "counter", "edited")["state"] == {"count": 42, "tags": ["a"]}
     cli.ok("state", "set", "counter", "edited", "--remove", "tags")
     assert "tags" not in cli.ok("state", "get", "counter", "edited")
@@ -207,6 +217,28 @@ def test_serve_names_the_setting_that_is_wrong(tmp_path: Path) -> None:
     assert "ingres: there is no such setting; did you mean ingress?" in result.stderr
 
 
+def test_serve_names_every_port_it_wants_if_one_is_taken(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s" * 32)
+    secret.chmod(0o600)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        peer = f"127.0.0.1:{taken.getsockname()[1]}"
+        file = tmp_path / "node.toml"
+        file.write_text(
+            f'node = "n1"\ndata = "{tmp_path}/data"\ningress = "127.0.0.1:0"\nadmin = "127.0.0.1:0"\npeer = "{peer}"\n'
+            f'secret_file = "{secret}"\n[peers]\nn1 = "{peer}"\nn2 = "127.0.0.1:1"\nn3 = "127.0.0.1:2"\n'
+        )
+
+        command = [sys.executable, "-m", "holdfast", "serve", "--config", str(file)]
+        root = Path(__file__).resolve().parents[2]
+        answer = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+    assert answer.returncode == 1 and "a port is taken" in answer.stderr
+    assert f"peer {peer}" in answer.stderr
+
+
 def test_dev_names_what_is_not_an_app() -> None:
     result = CliRunner().invoke(main, ["dev", "--app", "trips"])
 
@@ -232,6 +264,34 @@ def test_config_check_explains_mistakes_and_prints_what_holds(cli: Cli, tmp_path
     assert "replicas: there is no such setting; did you mean replication?" in result.output
 
 
+def test_config_check_finds_a_data_directory_that_cannot_be_used(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file")
+    file = tmp_path / "node.toml"
+    file.write_text(f'data = "{tmp_path / "data"}"\n')
+
+    result = cli.run("config", "check", "--config", str(file), "--json")
+
+    assert result.exit_code == 1
+    assert "is not a directory; name another place" in result.output
+
+
+def test_every_command_that_ends_prints_json_and_every_option_has_a_help_text() -> None:
+    def commands(group: click.Group, *names: str) -> Iterator[tuple[str, click.Command]]:
+        for name, command in group.commands.items():
+            if isinstance(command, click.Group):
+                yield from commands(command, *names, name)
+            if not isinstance(command, click.Group) or command.invoke_without_command:
+                yield " ".join((*names, name)), command
+
+    found = dict(commands(main))
+    without_json = [name for name, it in found.items() if not any("--json" in option.opts for option in it.params)]
+    assert without_json == ["dev", "serve"]
+    for name, command in found.items():
+        assert command.help, name
+        for option in command.params:
+            assert not isinstance(option, click.Option) or option.help, f"{name} {option.name}"
+
+
 def test_a_snapshot_is_cut_listed_and_read_to_its_end(cli: Cli, tmp_path: Path) -> None:
     cli.ok("call", "counter/snapshots/add")
     made = cli.json("snapshot", "create")
@@ -255,6 +315,25 @@ def test_a_snapshot_is_cut_listed_and_read_to_its_end(cli: Cli, tmp_path: Path) 
     assert result.exit_code == 1 and "its data is damaged" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("level", "levels", "said"),
+    [
+        (1, {"n1": 1, "n2": 2, "n3": None}, "Level 1 of 2, which rises when every node is connected and supports it: "
+         "waits for n1, n3."),
+        (1, {"n1": 2, "n2": 2}, "Level 1 of 2, which rises when every node is connected and supports it."),
+        (2, {"n1": 2, "n2": None}, None),
+        (None, {"n1": None}, None),
+    ],
+    ids=["mixed", "in a moment", "risen", "an older node answers"],
+)  # fmt: skip
+def test_the_status_says_what_keeps_the_level_from_rising(
+    level: int | None, levels: dict[str, Any], said: str | None
+) -> None:
+    nodes = [{"name": name, "state": "active", "level": each} for name, each in levels.items()]
+
+    assert _behind({"level": level, "nodes": [*nodes, {"name": "n9", "state": "removed", "level": None}]}) == said
+
+
 def test_a_snapshot_of_what_is_not_there_is_refused(cli: Cli) -> None:
     result = cli.run("snapshot", "create", "77")
 
@@ -265,6 +344,7 @@ def test_a_snapshot_of_what_is_not_there_is_refused(cli: Cli) -> None:
 def test_cluster_commands_show_nodes_and_explain_what_cannot_be_done(cli: Cli) -> None:
     shown = cli.ok("cluster", "status")
     assert "n1" in shown and "active" in shown and "PARTITION" in shown
+    assert re.search(rf"VERSION.*\nn1 +{re.escape(__version__)} +active", shown) and "Level" not in shown
     assert [node["leads"] for node in cli.json("cluster", "status")["nodes"]] == [2]
 
     stays = cli.run("cluster", "transfer", "0")

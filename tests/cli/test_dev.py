@@ -18,7 +18,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from holdfast.cli.develop import sample, snapshot
+from holdfast.cli.run import _dev_config
+from holdfast.cluster.config import BadConfig
 from tests.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +51,9 @@ app = [work]
 
 
 class Dev:
-    def __init__(self, folder: Path, *more: str, app: str = "things:app") -> None:
+    def __init__(
+        self, folder: Path, *more: str, app: str = "things:app", environment: dict[str, str] | None = None
+    ) -> None:
         self.folder = folder
         self.port, self.admin_port, self.handlers_port = free_ports(3)
         self.lines: list[str] = []
@@ -55,7 +61,7 @@ class Dev:
             [sys.executable, "-m", "holdfast", "dev", "--app", app, "--port", str(self.port), "--admin-port",
              str(self.admin_port), "--handlers-port", str(self.handlers_port), *more],
             cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}, start_new_session=True,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -86,8 +92,8 @@ class Dev:
 
 
 @contextmanager
-def dev(folder: Path, *more: str, app: str = "things:app") -> Iterator[Dev]:
-    made = Dev(folder, *more, app=app)
+def dev(folder: Path, *more: str, **settings: Any) -> Iterator[Dev]:
+    made = Dev(folder, *more, **settings)
     try:
         yield made
     finally:
@@ -130,6 +136,44 @@ def test_a_killed_handler_process_comes_back_and_goes_on_at_the_right_step(tmp_p
         assert seen.read_text().split() == ["one", "two", "two", "three"]
         assert it.handlers_pid(2) != pid
         assert "ended by SIGKILL" in it.text
+
+
+def test_requests_before_the_handlers_are_registered_are_told_to_come_again(tmp_path: Path) -> None:
+    (tmp_path / "things.py").write_text(
+        "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)\n" + APP
+    )
+    # The settings of a node count here too.
+    with dev(tmp_path, environment={"HOLDFAST_BODY_BYTES_MAX": "1 KiB"}) as it:
+        it.until("Ctrl-C stops it")
+
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            it.call("work/go", "ann")
+
+        assert (refused.value.code, refused.value.headers["Retry-After"]) == (503, "1")
+        assert "the handlers of things:app are not registered yet" in json.load(refused.value)["message"]
+        (tmp_path / "go").touch()
+        it.handlers_pid()
+        assert it.call("work/go", "ann") == "VERSION ann"
+        with pytest.raises(urllib.error.HTTPError) as too_large:
+            it.call("work/go", "a" * 1024)
+        assert too_large.value.code == 413
+
+
+def test_options_of_dev_win_over_variables_and_those_over_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_INGRESS", "0.0.0.0:1234")
+    monkeypatch.setenv("HOLDFAST_PARTITIONS", "7")
+    monkeypatch.setenv("HOLDFAST_SNAPSHOT_KEEP", "5")
+    nothing: dict[str, Any] = dict.fromkeys(("host", "port", "admin_port", "data", "partitions"))
+
+    plain = _dev_config(**nothing)
+    given = _dev_config(**{**nothing, "port": 4321, "partitions": 2, "data": Path("there")})
+
+    assert (str(plain.ingress), str(plain.admin), plain.partitions) == ("0.0.0.0:1234", "127.0.0.1:9070", 7)
+    assert (plain.node, plain.cluster, plain.data, plain.snapshot_keep) == ("dev", "dev", Path(".holdfast"), 5)
+    assert (str(given.ingress), given.partitions, given.data) == ("0.0.0.0:4321", 2, Path("there"))
+    monkeypatch.setenv("HOLDFAST_FOUNDERS", "dev,n2")
+    with pytest.raises(BadConfig, match="holdfast dev runs one node alone"):
+        _dev_config(**nothing)
 
 
 def test_a_changed_file_is_served_and_a_broken_one_is_waited_for(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from typing import Any
 
 from holdfast.cluster.config import Config, Endpoint
 from holdfast.cluster.node import Node
-from holdfast.cluster.partition import Partition
+from holdfast.cluster.partition.door import Partition
 from holdfast.sdk import Context, ObjectContext, Server, Service, VirtualObject
-from holdfast.sdk.protocol import format_id, partition_of
+from holdfast.sdk.ids import format_id, partition_of
 from holdfast.statemachine import queries
 from holdfast.statemachine.effects import STATUS_NAMES, Status
 from holdfast.statemachine.queries import Filter

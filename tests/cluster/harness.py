@@ -14,12 +14,15 @@ from aiohttp import web
 
 from holdfast.cluster.clock import Clock
 from holdfast.cluster.config import Config, Endpoint
-from holdfast.cluster.endpoint import Timing
-from holdfast.cluster.leader import Leadership
+from holdfast.cluster.handlers.dispatch import Timing
+from holdfast.cluster.leading.leadership import Leadership
 from holdfast.cluster.node import Node
-from holdfast.cluster.partition import Partition
-from holdfast.sdk.protocol import (
+from holdfast.cluster.partition.door import Partition
+from holdfast.sdk.frames import (
+    HIGHEST_HEADER,
     TO_SDK,
+    VERSION,
+    VERSION_HEADER,
     Abort,
     Ack,
     Completion,
@@ -27,15 +30,14 @@ from holdfast.sdk.protocol import (
     Error,
     Frame,
     Goaway,
-    Op,
     Output,
     Start,
     StepFrame,
     Waiting,
     decode_batch,
     encode_batch,
-    unpack_step,
 )
+from holdfast.sdk.journal import Op, unpack_step
 from holdfast.statemachine import queries, refs
 from holdfast.statemachine.commands import Invoke, Mode
 from holdfast.statemachine.effects import Status
@@ -122,9 +124,22 @@ Script = Callable[[Handled], Awaitable[None]]
 
 
 class FakeEndpoint:
-    """Registered handlers are coroutines over raw frames. `service` is 'name' or 'name:kind'."""
+    """Registered handlers are coroutines over raw frames. `service` is 'name' or 'name:kind'.
 
-    def __init__(self, handlers: dict[str, Script], *, modes: tuple[str, ...] = ("stream", "request-response")) -> None:
+    `highest`: the last version of the protocol that it knows. With 1 it does what SDKs did before there was another.
+    """
+
+    def __init__(
+        self,
+        handlers: dict[str, Script],
+        *,
+        modes: tuple[str, ...] = ("stream", "request-response"),
+        highest: int = VERSION,
+        message_bytes_max: int = 1 << 30,
+    ) -> None:
+        self.highest = highest
+        self.message_bytes_max = message_bytes_max
+        self.versions: list[int] = []  # Of each stream and request, as they came.
         self.handlers: dict[tuple[str, str], Script] = {}
         self.services: dict[str, dict[str, Any]] = {}
         self.modes = modes
@@ -186,25 +201,35 @@ class FakeEndpoint:
     async def _discover(self, request: web.Request) -> web.Response:
         services = [{**service, "options": self.options.get(service["name"], {})} for service in self.services.values()]
         return web.json_response(
-            {"protocol": {"min": 1, "max": 1}, "sdk": "tests/1", "modes": list(self.modes), "services": services}
+            {
+                "protocol": {"min": 1, "max": self.highest},
+                "sdk": "tests/1",
+                "modes": list(self.modes),
+                "services": services,
+            }
         )
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         if self.stream_status != 101:
             return web.Response(status=self.stream_status, headers=self.headers)
-        socket = web.WebSocketResponse(compress=False, max_msg_size=1 << 30)
+        version = self._version(request, HIGHEST_HEADER)
+        if version is None:
+            return web.Response(status=400, text="this endpoint does not speak that version of the protocol")
+        socket = web.WebSocketResponse(compress=False, max_msg_size=self.message_bytes_max)
+        if self.highest > 1:
+            socket.headers[VERSION_HEADER] = str(version)
         await socket.prepare(request)
         self.sockets.append(socket)
         out: asyncio.Queue[Frame] = asyncio.Queue()
         out.put_nowait(Credit(self.credit))
-        tasks = [asyncio.create_task(self._write(socket, out))]
+        tasks = [asyncio.create_task(self._write(socket, out, version))]
         live: dict[tuple[bytes, int], Handled] = {}
         try:
             async for message in socket:
                 if message.type is not aiohttp.WSMsgType.BINARY:
                     break
                 self.raw.append(message.data)
-                for frame in decode_batch(message.data, TO_SDK):
+                for frame in decode_batch(message.data, TO_SDK, version):
                     if type(frame) is Credit:
                         continue
                     out.put_nowait(Credit(1))
@@ -224,28 +249,42 @@ class FakeEndpoint:
                 task.cancel()
         return socket
 
+    def _version(self, request: web.Request, header: str) -> int | None:
+        """Of a stream or a request: the highest that both know; None: there is none."""
+        written = int(request.headers.get(VERSION_HEADER, "1"))
+        wanted = min(int(request.headers.get(header, written)), self.highest) if self.highest > 1 else written
+        if wanted > self.highest:
+            return None
+        self.versions.append(wanted)
+        return wanted
+
     async def _handle(self, script: Script, handled: Handled) -> None:
         await script(handled)
 
-    async def _write(self, socket: web.WebSocketResponse, out: asyncio.Queue[Frame]) -> None:
+    async def _write(self, socket: web.WebSocketResponse, out: asyncio.Queue[Frame], version: int) -> None:
         with suppress(ConnectionError, RuntimeError):
             while True:
                 frames = [await out.get()]
                 while not out.empty():
                     frames.append(out.get_nowait())
-                await socket.send_bytes(encode_batch(frames))
+                await socket.send_bytes(encode_batch(frames, version))
 
     async def _invoke(self, request: web.Request) -> web.Response:
         self.requests += 1
         if self.invoke_status:
             return web.Response(status=self.invoke_status.pop(0), headers=self.headers, text="told to")
-        (start,) = decode_batch(await request.read(), TO_SDK)
+        version = self._version(request, VERSION_HEADER)
+        if version is None:
+            return web.Response(status=400, text="this endpoint does not speak that version of the protocol")
+        (start,) = decode_batch(await request.read(), TO_SDK, version)
         assert type(start) is Start and not start.more
         self.starts.append(start)
         frames: list[Frame] = []
         handled = Handled(start, frames.append)
         await self.handlers[request.match_info["service"], request.match_info["handler"]](handled)
-        return web.Response(body=encode_batch(frames), content_type="application/vnd.holdfast+msgpack")
+        headers = {HIGHEST_HEADER: str(self.highest)} if self.highest > 1 else {}
+        body = encode_batch(frames, version)
+        return web.Response(body=body, content_type="application/vnd.holdfast+msgpack", headers=headers)
 
 
 def leads(partition: Partition) -> bool:
@@ -260,6 +299,7 @@ class World:
         self.failures: list[BaseException] = []
         self.endpoints: list[FakeEndpoint] = []
         self.boot = "boot 1"
+        self.timing = FAST
         self.clock: Clock | None = None
         self._settings = {"partitions": partitions, **settings}
         self.node: Node
@@ -267,7 +307,7 @@ class World:
     async def start(self) -> Node:
         free = Endpoint("127.0.0.1", 0)
         config = Config(data=self.path / "node", ingress=free, admin=free, peer=free, **self._settings)
-        self.node = Node(config, clock=self.clock, timing=FAST, boot=self.boot, on_fatal=self.failures.append)
+        self.node = Node(config, clock=self.clock, timing=self.timing, boot=self.boot, on_fatal=self.failures.append)
         await self.node.start()
         await eventually(lambda: all(leads(partition) for partition in self.node.partitions), "leading")
         return self.node
@@ -287,6 +327,8 @@ class World:
         if node._introducing is not None:
             node._introducing.cancel()
         await node.controller.stop()
+        await node.releases.stop()
+        await node.watchdog.stop()
         await node.handover.stop()
         await node.leftovers.stop()
         await node.invoker.close()

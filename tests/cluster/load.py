@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from holdfast.sdk.protocol import Op
+from holdfast.sdk.journal import Op
 from tests.cluster.harness import PATIENCE_S, Handled, Script
 
 

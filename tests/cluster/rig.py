@@ -10,7 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
-from holdfast.cluster.registry import MetaMachine, Registry
+from holdfast.cluster.registry.machine import MetaMachine
+from holdfast.cluster.registry.registry import Registry
 from holdfast.log.replica import Committed
 
 PATIENCE_S = 60.0

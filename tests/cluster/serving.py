@@ -13,9 +13,10 @@ import aiohttp
 from yarl import URL
 
 from holdfast.cluster.config import Config, Endpoint
-from holdfast.cluster.ingress import Ingress
+from holdfast.cluster.ingress.ingress import Ingress
 from holdfast.cluster.node import Node
-from holdfast.sdk.protocol import Intent, Op
+from holdfast.sdk.frames import Intent
+from holdfast.sdk.journal import Op
 from tests.cluster.harness import FAST, PATIENCE_S, FakeEndpoint, Handled, Script, echo, eventually
 
 

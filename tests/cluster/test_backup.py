@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from holdfast.cluster import backup as backup_module
-from holdfast.cluster.backup import Backups
-from holdfast.cluster.hold import Hold
+from holdfast.cluster.backup import job as backup_module
+from holdfast.cluster.backup.job import Backups
+from holdfast.cluster.partition.hold import Hold
 from holdfast.sdk import Server
-from holdfast.sdk.protocol import Op, partition_of
+from holdfast.sdk.ids import partition_of
+from holdfast.sdk.journal import Op
 from holdfast.snapshots.backups import Interrupted, Manifest, find_backup, list_backups, verify_backup
 from holdfast.snapshots.directory import DirectoryStore
 from holdfast.statemachine import queries
@@ -310,7 +311,7 @@ async def test_a_node_that_dies_in_the_middle_costs_a_round_and_the_backup_goes_
 async def test_copies_that_nobody_asks_for_any_more_are_let_go(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.cluster.copies.LEASE_S", 0.1)
+    monkeypatch.setattr("holdfast.cluster.backup.copies.LEASE_S", 0.1)
     async with books(tmp_path, ("n1",), server) as it:
         copies = it.nodes[0].backups.copies
         rows = await copies.begin(["backup/1", [0, 1, 2, 3]])

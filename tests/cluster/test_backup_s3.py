@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from holdfast.snapshots.backups import Manifest, find_backup, list_backups
 from holdfast.snapshots.errors import Unreachable
-from holdfast.snapshots.stores import open_store
+from holdfast.snapshots.opening import open_store
 from tests.cluster.bookkeeping import Books, books, ended, handlers
 from tests.cluster.harness import eventually
 from tests.snapshots.conftest import credentials, proxy, rclone  # noqa: F401 - fixtures
@@ -22,7 +22,7 @@ from tests.snapshots.servers import BUCKET
 
 @pytest_asyncio.fixture
 async def it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Books]:
-    monkeypatch.setattr("holdfast.cluster.copies.UPLOAD_RETRY_S", 0.05)
+    monkeypatch.setattr("holdfast.cluster.backup.copies.UPLOAD_RETRY_S", 0.05)
     async with handlers() as server, books(tmp_path / "old", ("n1",), server) as running:
         running.work(clients=2)
         await running.more(2)
@@ -58,7 +58,7 @@ async def test_a_store_that_goes_away_for_good_leaves_no_backup(
     proxy: FaultProxy,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.cluster.copies.UPLOAD_TRIES", 2)
+    monkeypatch.setattr("holdfast.cluster.backup.copies.UPLOAD_TRIES", 2)
     proxy.faults.append(Fault(is_upload, times=1, spoil=lambda _, answer: answer))  # One passes,
     proxy.faults.append(Fault(lambda question: began_uploading(proxy, question), down=True))  # then nothing does.
 

@@ -13,12 +13,21 @@ from typing import Any
 import aiohttp
 import pytest
 
-from holdfast.cluster import invoker, requests
-from holdfast.cluster.blobs import WINDOW_CHUNKS, Chunk, Stager, pieces_of
 from holdfast.cluster.clock import Clock
-from holdfast.cluster.partition import Partition
+from holdfast.cluster.handlers import invoker
+from holdfast.cluster.handlers.protocols.native import requests
+from holdfast.cluster.handlers.protocols.native.stream import Stream
+from holdfast.cluster.partition.door import Partition
+from holdfast.cluster.values.staging import (
+    WINDOW_CHUNKS,
+    Chunk,
+    Stager,
+    pieces_of,
+)
 from holdfast.sdk import Context, ObjectContext, Service, VirtualObject
-from holdfast.sdk.protocol import Journal, Op, StepFrame, parse_id, unpack_step
+from holdfast.sdk.frames import Journal, StepFrame
+from holdfast.sdk.ids import parse_id
+from holdfast.sdk.journal import Op, unpack_step
 from holdfast.sdk.server import Server
 from holdfast.statemachine import queries, refs, tables
 from holdfast.statemachine.blobs import CHUNK_BYTES, KEPT_MS
@@ -453,8 +462,8 @@ async def test_large_values_that_wait_to_be_sent_take_no_memory(tmp_path: Path) 
         await it.register({"echo/say": echo})
         assert await it.call("echo/say", b"small")
         [endpoint] = it.node.invoker.endpoints.values()
-        stream = endpoint.stream
-        assert stream is not None
+        stream = endpoint.carrier
+        assert isinstance(stream, Stream)
         encoded, reads = stream._encoded, asyncio.Event()
 
         async def stuck(frames: Any) -> Any:

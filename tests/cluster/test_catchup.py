@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.cluster import catchup
-from holdfast.cluster.partition import PartitionMachine
-from holdfast.cluster.snapshots import Keeper, listed
-from holdfast.cluster.state import State
+from holdfast.cluster.partition.machine import PartitionMachine
+from holdfast.cluster.partition.state import State
+from holdfast.cluster.snapshotting import catchup
+from holdfast.cluster.snapshotting.service import Keeper, listed
 from tests.cluster.harness import eventually
 from tests.cluster.test_snapshots import COUNTER
 from tests.cluster.test_three_nodes import Seat, Three, three

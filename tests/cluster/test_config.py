@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 from dataclasses import fields
 from pathlib import Path
 
@@ -17,9 +21,12 @@ from holdfast.cluster.config import (
     advise,
     build,
     describe,
+    find_faults,
     founders_of,
     load,
 )
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_without_file_and_variables_there_are_defaults() -> None:
@@ -126,7 +133,7 @@ def test_any_value_is_read_or_refused_in_a_sentence(name: str, value: object) ->
     try:
         build({name: value})
     except BadConfig as error:
-        assert str(error).startswith((name, "secret"))
+        assert str(error).startswith((name, "secret", "ingress, ", "admin, "))  # Two doors may collide.
 
 
 def test_the_own_entry_among_the_peers_is_the_advertised_address(tmp_path: Path) -> None:
@@ -151,10 +158,8 @@ def test_the_settings_are_described_without_the_secret(tmp_path: Path) -> None:
 
 
 def test_advice_tells_what_is_most_likely_not_meant(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("0123456789abcdef")
-
     def advice(**values: str) -> str:
-        return "\n".join(advise(build({**values, "secret_file": str(tmp_path / "secret")})))
+        return "\n".join(advise(with_secret(tmp_path, **values)))
 
     assert advice() == ""
     assert "two nodes stand still when either stops" in advice(peers="n2=h:1")
@@ -162,4 +167,104 @@ def test_advice_tells_what_is_most_likely_not_meant(tmp_path: Path) -> None:
     assert "n4 is not among them: it waits until it is added" in advice(
         node="n4", founders="n1", peers="n1=127.0.0.1:1"
     )
-    assert "n2, n3 cannot reach 127.0.0.1:5122" in advice(peers="n2=h:1,n3=h:1")
+    assert "n2, n3 cannot reach 127.0.0.1:5122" in advice(peers="n2=h:1,n3=h:2")
+
+
+def with_secret(tmp_path: Path, **values: str) -> Config:
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef")
+    secret.chmod(0o600)
+    return build({**values, "secret_file": str(secret)})
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"ingress": "9070"}, "ingress, admin: both listen on port 9070; give each a port of its own"),
+        ({"admin": "0.0.0.0:8080"}, "ingress, admin: both listen on port 8080"),
+        ({"peer": "[::]:8080"}, "ingress, peer: both listen on port 8080"),
+        ({"health": "9070"}, "admin, health: both listen on port 9070"),
+        ({"peers": "n2=h:1,n3=h:1"}, "peers: n2 and n3 have the same address, h:1; give each node its own"),
+        ({"peers": "n2=127.0.0.1:5122"}, "peers: n1 and n2 have the same address, 127.0.0.1:5122"),
+        ({"peers": "n1=h:1,n2=h:1"}, "peers: n1 and n2 have the same address, h:1"),
+    ],
+)
+def test_addresses_that_collide_are_refused(values: dict[str, str], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(BadConfig) as refused:
+        with_secret(tmp_path, **values)
+
+    assert sentence in str(refused.value)
+
+
+def test_the_same_port_of_different_addresses_and_any_free_port_are_fine() -> None:
+    build({"ingress": "127.0.0.1:80", "admin": "127.0.0.2:80"})
+    build({"ingress": "0", "admin": "0", "peer": "0"})
+
+
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [
+        ("public_ingress_url", "https://ann:hush@h:1"),
+        ("snapshots", "s3://ann:hush@bucket/x"),
+        ("snapshots", "s3://bucket/x?endpoint_url=https://ann:hush@h:1"),
+        ("snapshots", "s3://bucket/x?secret_access_key=hush"),
+    ],
+)
+def test_credentials_in_a_url_are_refused_and_not_repeated(name: str, url: str) -> None:
+    with pytest.raises(BadConfig) as refused:
+        build({name: url})
+
+    said = str(refused.value)
+    assert said.startswith(f"{name}: ") and "credentials" in said and "hush" not in said
+    assert "write it without them" in said or "give them as AWS_ACCESS_KEY_ID" in said
+
+
+def test_advice_is_given_on_replication_and_on_who_can_read_a_secret(tmp_path: Path) -> None:
+    config = with_secret(tmp_path, replication="5", peers="n2=127.0.0.1:1,n3=127.0.0.1:2", founders="n1,n2,n3")
+    [one] = advise(config)
+    assert one.startswith("replication: 5 replicas of each partition are wanted, and the settings name 3 nodes")
+    assert advise(with_secret(tmp_path)) == [], "one node with the default is a cluster that may grow"
+    assert "the settings name 1 node:" in advise(with_secret(tmp_path, replication="5"))[0]
+
+    for mode in (0o640, 0o604, 0o602):
+        config = with_secret(tmp_path)
+        (tmp_path / "secret").chmod(mode)
+        [one] = advise(config)
+        assert "secret_file: other users of this machine can read or write" in one and "chmod 600" in one
+
+
+def test_a_data_directory_that_cannot_be_used_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert find_faults(build({"data": str(tmp_path / "new" / "data")})) == []
+    assert "is not a directory" in find_faults(build({"data": str(tmp_path / "file")}))[0]
+
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    program = (
+        "import os, sys; from holdfast.cluster.config import build, find_faults\n"
+        "config = build({'data': sys.argv[1]})\n"
+        "if os.geteuid() == 0: os.setuid(65534)\n"
+        "print(find_faults(config))"
+    )
+    for each in (tmp_path, *tmp_path.parents[:3]):
+        if str(each).startswith(tempfile.gettempdir() + os.sep):
+            each.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(closed / "data")], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert f"data: {closed} cannot be written to by user" in done.stdout, done.stderr
+
+
+def test_variables_of_kubernetes_services_are_no_settings() -> None:
+    injected = {
+        "HOLDFAST_SERVICE_HOST": "10.0.0.1",
+        "HOLDFAST_SERVICE_PORT_INGRESS": "8080",
+        "HOLDFAST_PORT": "tcp://10.0.0.1:8080",
+        "HOLDFAST_PORT_8080_TCP_ADDR": "10.0.0.1",
+        "HOLDFAST_PEERS_PORT_5122_TCP": "tcp://10.0.0.1:5122",
+        "HOLDFAST_PEERS_SERVICE_PORT": "5122",
+    }
+
+    assert load(None, injected) == Config()
+    with pytest.raises(BadConfig, match="there is no such setting"):
+        load(None, {"HOLDFAST_REPORT": "1"})

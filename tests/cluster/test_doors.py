@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from holdfast.cluster.config import Endpoint
-from holdfast.cluster.doors import FRESH_S, IDLE_S, Door
+from holdfast.cluster.http.doors import FRESH_S, IDLE_S, Door
 from holdfast.sdk.loop import new_event_loop
 
 PATIENCE_S = 60.0
@@ -46,7 +46,12 @@ class Client:
 Scenario = Callable[[Door, web.Server], Awaitable[None]]
 
 
-def run(scenario: Scenario, *, handler: Callable[[web.BaseRequest], Awaitable[web.Response]] | None = None) -> None:
+def run(
+    scenario: Scenario,
+    *,
+    handler: Callable[[web.BaseRequest], Awaitable[web.Response]] | None = None,
+    connections_max: int | None = None,
+) -> None:
     """On both loops that nodes run on: they accept, read and close in different orders."""
 
     async def main() -> None:
@@ -57,7 +62,7 @@ def run(scenario: Scenario, *, handler: Callable[[web.BaseRequest], Awaitable[we
             return response
 
         server = web.Server(answer, access_log=None)
-        door = Door(server)
+        door = Door(server, connections_max=connections_max)
         await door.open(Endpoint("127.0.0.1", 0))
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -208,3 +213,61 @@ def test_a_door_that_is_passed_on_is_never_shut() -> None:
             await successor.close()
 
     run(scenario)
+
+
+async def connected(door: Door, count: int) -> None:
+    while door.connections != count:
+        await asyncio.sleep(0.005)
+
+
+def test_the_oldest_idle_connection_makes_room_for_the_next_client() -> None:
+    async def scenario(door: Door, server: web.Server) -> None:
+        idle = []
+        for number in range(4):
+            idle.append(Client(door.port))
+            await connected(door, number + 1)
+
+        new = [Client(door.port) for _ in range(2)]
+        for client in new:
+            client.send()
+
+        for client in new:
+            assert (await client.receive_one()).startswith(b"HTTP/1.1 200")
+        assert await idle[0].receive() == await idle[1].receive() == b""  # Closed, in good order.
+        idle[2].send()
+        assert (await idle[2].receive_one()).startswith(b"HTTP/1.1 200")
+        assert (door.closed_idle, door.turned_away) == (2, 0)
+        for client in (*idle, *new):
+            client.socket.close()
+
+    run(scenario, connections_max=4)
+
+
+def test_who_finds_no_room_is_told_to_come_back_and_nobody_with_a_request_is_closed() -> None:
+    released: list[bool] = []
+
+    async def waits(request: web.BaseRequest) -> web.Response:
+        while not released:
+            await asyncio.sleep(0.005)
+        return web.Response(text="at last")
+
+    async def scenario(door: Door, server: web.Server) -> None:
+        released.clear()
+        busy = [Client(door.port) for _ in range(4)]
+        for client in busy:
+            client.send()
+        while sum(each._request_in_progress for each in server.connections) < 4:
+            await asyncio.sleep(0.005)
+
+        late = Client(door.port)
+        answer = await late.receive()
+        released.append(True)
+
+        assert answer.startswith(b"HTTP/1.1 503") and b"Retry-After: 1" in answer
+        for client in busy:
+            assert b"at last" in await client.receive_one()
+        assert (door.closed_idle, door.turned_away) == (0, 1)
+        for client in (*busy, late):
+            client.socket.close()
+
+    run(scenario, handler=waits, connections_max=4)

@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.fleet import Counting, fleet
 
 
-@pytest.mark.slow
+@pytest.mark.slow("nodes join and are replaced under load, with real processes")
 async def test_a_node_joins_and_a_dead_one_is_replaced_while_processes_are_killed(tmp_path: Path) -> None:
     async with fleet(tmp_path) as here:
         async with Counting(here) as counting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import aiohttp
 import pytest
 
 from holdfast.cluster.config import BadConfig, Config, Endpoint
-from holdfast.cluster.founding import Founding, open_founding, write_founding
+from holdfast.cluster.members.founding import Founding, open_founding, write_founding
 from holdfast.cluster.node import Node
 from holdfast.log.errors import WrongDirectory
 from tests.cluster.harness import FAST, PATIENCE_S, eventually
 from tests.ports import free_ports
+from tests.promises.processes import Node as Process
 
 NAMES = ("n1", "n2", "n3")
 
@@ -92,7 +94,7 @@ async def test_nodes_that_lost_their_directory_are_refused_and_told_why(tmp_path
     again = {name: places.node(name) for name in NAMES}
     starts = {name: asyncio.ensure_future(node.start()) for name, node in again.items()}
     for name in wiped:
-        with pytest.raises(WrongDirectory, match=r"another disk than it had.*under a new name"):
+        with pytest.raises(WrongDirectory, match=r"a different disk.*under a new name"):
             async with asyncio.timeout(PATIENCE_S):
                 await starts[name]
 
@@ -112,14 +114,12 @@ async def test_halves_that_were_told_of_different_founders_never_meet(
     left = places.node("n1", founders=("n1", "n2", "n3"))
     right = places.node("n2", founders=("n1", "n2"))
     starts = [asyncio.ensure_future(node.start()) for node in (left, right)]
+    why = "different founders or backup; every node needs the same ones"
 
-    await eventually(lambda: hasattr(left, "log") and hasattr(left.log, "_links") and left.log.links()["n2"].last_error)
+    await eventually(lambda: f"no link to n2: it refused us: same cluster name, but {why}" in waits_for(left))
+    await eventually(lambda: f"no link to n1: same cluster name, but {why}" in waits_for(right))
 
-    assert "another cluster id (name and founders)" in str(left.log.links()["n2"].last_error)
-    assert (
-        "the same name, but formed by other founders, or from another backup; every node must be given the same ones"
-        in caplog.text
-    )
+    assert why in caplog.text
     assert not any(start.done() for start in starts)
     for start in starts:
         await give_up(start)
@@ -189,3 +189,22 @@ def test_a_log_without_the_record_of_its_cluster_is_refused(tmp_path: Path) -> N
 def test_founders_without_an_address_are_missed_at_once(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="no address of n3"):
         open_founding(Config(data=tmp_path, founders=NAMES, peers={"n2": Endpoint("127.0.0.1", 1)}))
+
+
+async def test_a_node_that_waits_for_its_founders_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    ports = free_ports(4)
+    waiting = Process("n1", tmp_path, (ports[0], ports[1], ports[2]), {"n1": ports[0], "n2": ports[3]}, 1)
+    waiting.start()
+    try:
+        async with aiohttp.ClientSession() as http:
+            status = 0
+            async with asyncio.timeout(PATIENCE_S):
+                while status != 503:
+                    with suppress(aiohttp.ClientError):
+                        async with http.get(f"{waiting.admin}/health") as response:
+                            status = response.status
+                    await asyncio.sleep(0.02)
+
+        assert await waiting.terminate() == 0, waiting.tail()
+    finally:
+        waiting.kill()

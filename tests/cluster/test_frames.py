@@ -10,31 +10,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.cluster.frames import Translator
-from holdfast.cluster.registry import Options, Target
-from holdfast.sdk.protocol import (
+from holdfast.cluster.handlers.protocols.native.translate import Translator
+from holdfast.cluster.registry.machine import Options, Target
+from holdfast.cluster.values.staging import HASHED_BYTES_MAX, digested
+from holdfast.sdk.frames import (
     NUMBERS,
-    OPS,
     TO_NODE,
     Abandon,
     Credit,
     Error,
     Goaway,
     Intent,
-    Op,
     Output,
-    ProtocolError,
     RunDone,
     RunFailed,
     StepFrame,
     Waiting,
-    child_id,
     decode_batch,
-    workflow_id,
+)
+from holdfast.sdk.ids import child_id, idempotent_id, workflow_id
+from holdfast.sdk.journal import (
+    OPS,
+    Op,
+    ProtocolError,
+    digest,
 )
 from holdfast.statemachine.commands import (
+    FailAttempt,
     Invoke,
     Mode,
+    RecordRunFailure,
     RecordStep,
     Redispatch,
     SuspendAttempt,
@@ -66,6 +71,10 @@ class Sender:
         self.target = Directory.targets["plain", "go"]
         self.pinned = False
         self.sent = 1
+        self.progressed = False
+        self.asked_back = False
+        self.level = 2
+        self.version = 2
 
     def now_ms(self) -> int:
         return 1_000_000
@@ -80,7 +89,7 @@ def step(op: int, argument: list[Any], outcome: list[Any] | None = None, index: 
 
 
 def record(frame: StepFrame) -> RecordStep:
-    command = translator().command(Sender(), frame)
+    command = translator().command(Sender(), frame, is_fresh=True)
     assert isinstance(command, RecordStep)
     return command
 
@@ -122,9 +131,23 @@ def test_a_delayed_send_starts_later_and_nobody_waits_for_it() -> None:
     assert child.start_at_ms == 1_005_000 and child.caller_step == -1
 
 
-def test_waiting_for_nothing_means_once_more() -> None:
-    assert translator().command(Sender(), Waiting(ID, 1, [])) == Redispatch(ID, 1)
-    assert translator().command(Sender(), Waiting(ID, 1, [3])) == SuspendAttempt(ID, 1, [3])
+def test_waiting_for_nothing_means_once_more_after_a_step_or_when_it_was_asked_back() -> None:
+    asked, worked, idle = Sender(), Sender(), Sender()
+    asked.asked_back = True
+    translator().command(worked, step(Op.RUN, ["x"], [0, b""]))
+
+    assert translator().command(asked, Waiting(ID, 1, [])) == Redispatch(ID, 1)
+    assert translator().command(worked, Waiting(ID, 1, [])) == Redispatch(ID, 1)
+    assert translator().command(idle, Waiting(ID, 1, [3])) == SuspendAttempt(ID, 1, [3])
+    counted = translator().command(idle, Waiting(ID, 1, []))
+    assert isinstance(counted, FailAttempt) and counted.failure[3] == "NoProgress" and not counted.pause
+
+
+def test_a_step_that_fails_is_never_run_again_at_once() -> None:
+    command = translator().command(Sender(), RunFailed(ID, 1, 1, "0/x/1", "x", [1, 500, "no", ""], [0, 0, 0, 0, 0, 0]))
+
+    assert isinstance(command, RecordRunFailure)
+    assert command.retry.initial_ms == command.retry.max_interval_ms == 1
 
 
 @pytest.mark.parametrize(
@@ -227,3 +250,101 @@ def test_random_bytes_are_refused_without_any_other_error(raw: bytes) -> None:
                 translator().command(Sender(), frame)
     except ProtocolError:
         pass
+
+
+def test_failures_are_cut_before_they_are_proposed() -> None:
+    extra = {"metadata": {"seat": "12A", "note": "x" * 5000}}
+    failure = [1, 409, "m" * 10_000, "NoSeats", extra]
+    it, sender = translator(), Sender()
+
+    commands: list[Any] = [
+        it.command(sender, step(Op.RUN, ["x"], failure)),
+        it.command(sender, RunDone(ID, 1, 1, failure)),
+        it.command(sender, Output(ID, 1, failure)),
+    ]
+    resolve: Any = it.command(sender, step(Op.RESOLVE, ["x", failure], index=2))
+    failed: Any = it.command(sender, RunFailed(ID, 1, 3, "k", "x", failure, None))
+    error: Any = it.command(sender, Error(ID, 1, failure, 0, False))
+
+    for outcome in [*(command.outcome for command in commands), resolve.argument[1], failed.failure, error.failure]:
+        assert len(outcome[2].encode()) <= 8 * 1024
+        assert outcome[3:] == ["NoSeats", {"metadata": {"seat": "12A"}}]
+
+
+def test_at_level_1_failures_have_four_elements() -> None:
+    failure = [1, 409, "no", "NoSeats", {"metadata": {"seat": "12A"}}]
+    it, sender = translator(), Sender()
+    sender.level = 1
+
+    output: Any = it.command(sender, Output(ID, 1, failure))
+    resolve: Any = it.command(sender, step(Op.RESOLVE, ["x", failure], index=2))
+
+    assert output.outcome == resolve.argument[1] == [1, 409, "no", "NoSeats"]
+
+
+@pytest.mark.parametrize(("level", "version", "notices"), [(1, 2, False), (2, 1, False), (2, 2, True)])
+def test_an_output_says_whether_its_sdk_can_notice_a_late_cancellation(level: int, version: int, notices: bool) -> None:
+    sender = Sender()
+    sender.level, sender.version = level, version
+
+    command: Any = translator().command(sender, Output(ID, 1, [0, b""]))
+
+    assert command.notices is notices
+
+
+DIGESTED_FRAMES = [
+    (step(Op.CALL, ["kv", "put", "k", b"payload", {}]), b"payload"),
+    (step(Op.CALL, ["nobody", "knows", None, b"payload", {}]), b"payload"),
+    (step(Op.SEND, ["plain", "go", None, b"payload", {}, 0]), b"payload"),
+    (step(Op.RESOLVE, ["promise", [0, b"payload"]]), b"payload"),
+    (step(Op.RESOLVE_AWAKEABLE, [ID, 1, [0, b"payload"]]), b"payload"),
+    (step(Op.RESOLVE, ["promise", [1, 409, "no", "Full"]]), [1, 409, "no", "Full", {"metadata": {"a": "b"}}]),
+]
+
+
+@pytest.mark.parametrize(("frame", "given"), DIGESTED_FRAMES)
+def test_what_a_journal_does_not_keep_has_a_digest_from_level_2_on(frame: StepFrame, given: Any) -> None:
+    sender = Sender()
+    sender.level = 1
+    older: Any = translator().command(sender, frame, is_fresh=True)
+
+    assert record(frame).digest == digest(given)
+    assert older.digest == b""
+
+
+async def test_large_values_are_hashed_in_a_thread() -> None:
+    payload = bytes(HASHED_BYTES_MAX + 1)
+    call = record(step(Op.CALL, ["kv", "put", "k", payload, {}]))
+    resolve = record(step(Op.RESOLVE, ["promise", [0, payload]]))
+    plain = record(step(Op.SET, ["name", payload]))
+
+    assert call.digest == resolve.digest == b""
+    for command in (call, resolve):
+        found: Any = await digested(command, 2)
+        assert found.digest == digest(payload)
+        assert await digested(command, 1) is command
+    assert await digested(plain, 2) is plain
+
+
+def test_calls_with_an_idempotency_key_have_the_id_that_a_client_gets() -> None:
+    it, sender = translator(), Sender()
+
+    called: Any = it.command(sender, step(Op.CALL, ["kv", "put", "k", b"", {}, "once"]))
+    sent: Any = it.command(sender, step(Op.SEND, ["plain", "go", None, b"", {}, 500, "once"], index=2))
+
+    assert called.argument[5:] == ["once"] and sent.argument[5:] == [500, "once"]
+    child, other = Invoke(*called.child), Invoke(*sent.child)
+    assert (child.id, child.idempotency_key) == (idempotent_id("kv", "k", "put", "once"), "once")
+    assert (other.id, other.start_at_ms) == (idempotent_id("plain", None, "go", "once"), 1_000_500)
+    for wrong in ("", 7, "x" * 600):
+        with pytest.raises(ProtocolError):
+            it.command(sender, step(Op.CALL, ["kv", "put", "k", b"", {}, wrong]))
+
+
+def test_before_level_2_a_call_with_an_idempotency_key_waits_for_the_upgrade() -> None:
+    sender = Sender()
+    sender.level = 1
+
+    command: Any = translator().command(sender, step(Op.CALL, ["kv", "put", "k", b"", {}, "once"]))
+
+    assert type(command).__name__ == "FailAttempt" and not command.pause and command.failure[3] == "Upgrading"

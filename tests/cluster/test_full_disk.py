@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import subprocess
 import time
@@ -42,6 +43,24 @@ async def calls_by_http(cluster: Three, count: int) -> None:
             assert await post(seat, "/echo/say", b"%d" % number) == (200, number)
 
 
+async def is_said_to_be_full(seat: Seat, name: str) -> None:
+    """By the health of both doors, the status of the cluster and the metrics, on the node itself and on every other one."""
+    admin, ingress = seat.node.admin_url, seat.node.ingress_url
+    async with aiohttp.ClientSession() as http:
+        for url in (f"{admin}/health", f"{ingress}/holdfast/health"):
+            async with http.get(url) as response:
+                (warning,) = (await response.json())["warnings"]
+                assert response.status == 200
+                assert ("this node" in warning) if seat.name == name else (f"disk of {name} is full" in warning)
+        async with http.get(f"{admin}/cluster") as response:
+            assert {node["name"] for node in (await response.json())["nodes"] if node["disk_full"]} == {name}
+        async with http.get(f"{admin}/metrics") as response:
+            text = await response.text()
+    assert {line for line in text.splitlines() if re.match("holdfast_disk_full{.*} 1", line)} == {
+        f'holdfast_disk_full{{node="{name}"}} 1.0'
+    }
+
+
 async def test_a_node_without_room_hands_its_leaderships_over_and_no_client_notices(tmp_path: Path) -> None:
     async with three(tmp_path, {"echo/say": echo}, partitions=3) as cluster:
         await cluster.led()
@@ -56,6 +75,9 @@ async def test_a_node_without_room_hands_its_leaderships_over_and_no_client_noti
         await eventually(moved, "the others lead")
         await calls_by_http(cluster, 5)
         assert all(seat.node.unhealthy() is None for seat in cluster.up()), "every request is served"
+        await eventually(lambda: all(full.name in seat.node.handover.full for seat in cluster.up()), "all know of it")
+        for seat in cluster.up():
+            await is_said_to_be_full(seat, full.name)
 
         empty(full)
         await eventually(lambda: full.name not in full.node.handover.full, "room again")
@@ -125,6 +147,7 @@ def fill_to_the_last_byte(filler: Path) -> None:
                     file.write(b"x" * size)
 
 
+@pytest.mark.slow("three nodes work on small disks until these are full")
 @pytest.mark.parametrize("what", ["", "state"], ids=["everything", "states-alone"])
 async def test_a_disk_that_is_full_to_the_last_byte_ends_no_node_and_loses_nothing(
     tmp_path: Path, small_disk: Path, what: str

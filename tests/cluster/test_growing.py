@@ -14,8 +14,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from holdfast.cluster import leftovers
 from holdfast.cluster.config import Endpoint
+from holdfast.cluster.members import controller, leftovers
+from holdfast.log.errors import NoRoomHere
+from holdfast.log.host import Host
 from tests.cluster.harness import PATIENCE_S, FakeEndpoint, eventually
 from tests.cluster.load import COUNTER, Load
 from tests.cluster.test_store_faults import place
@@ -159,6 +161,57 @@ async def test_two_nodes_join_and_one_leaves_while_clients_count(tmp_path: Path)
             for seat in cluster.up():
                 shown = await cluster.admin("GET", f"/services/counter/{key}/state", at=seat.name)
                 assert shown["state"] == {"count": total}, "every node tells what clients were told"
+
+
+async def test_nodes_that_are_stopped_when_they_hold_nothing_are_not_missed(tmp_path: Path) -> None:
+    """As `holdfast cluster remove` says: stop it when it has 0 replicas. Four of seven voters, all at once."""
+    names = ("n1", "n2", "n3", "n4", "n5", "n6", "n7")
+    async with growing(tmp_path, names, partitions=2) as cluster:
+        leaving = names[3:]
+
+        async def all_hold_nothing() -> None:
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    nodes = (await cluster.admin("GET", "/cluster"))["nodes"]
+                    if not any(node["replicas"] for node in nodes if node["name"] in leaving):
+                        return
+                    await asyncio.sleep(0.02)
+
+        for name in leaving:
+            await cluster.admin("POST", f"/cluster/nodes/{name}/drain?move=true")
+        await all_hold_nothing()
+        told = await asyncio.gather(*(cluster.admin("POST", f"/cluster/nodes/{name}/remove") for name in leaving))
+        if any(node["replicas"] for node in told):
+            await all_hold_nothing()
+        for name in leaving:
+            cluster.seats[name].up = False
+        await asyncio.gather(*(cluster.seats[name].kill() for name in leaving))
+
+        meta = cluster.seats["n1"].node._meta_group()
+        await eventually(
+            lambda: set(meta.status().members) == {"n1", "n2", "n3"} and meta.leader is not None,
+            "a meta group of three",
+        )
+        assert (await cluster.admin("GET", "/cluster"))["linearizable"]["nodes"]
+
+
+async def test_a_newcomer_that_cannot_take_the_meta_group_does_not_keep_others_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk is full. It is connected, and comes first by name."""
+    no_room = Host.no_room
+    monkeypatch.setattr(Host, "no_room", lambda self: NoRoomHere("full") if self.node == "n2" else no_room(self))
+    monkeypatch.setattr(controller, "META_S", 1.0)
+    async with growing(tmp_path, ("n1",), ("n2", "n3")) as cluster:
+        full = asyncio.ensure_future(cluster.add("n2"))
+        await eventually(lambda: "n2" in str(cluster.seats["n1"].node.controller.doing), "a change that waits for n2")
+
+        await cluster.add("n3")
+
+        assert "n3" in cluster.seats["n1"].node._meta_group().status().members
+        full.cancel()
+        await asyncio.gather(full, return_exceptions=True)
+        await cluster.seats["n2"].node.stop()
 
 
 async def test_a_dead_node_is_replaced_by_one_with_a_new_name(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from holdfast.cluster.handover import Handover, _Hold
-from holdfast.cluster.partition import Partition
-from holdfast.cluster.rpc import Rpc
+from holdfast.cluster.members.handover import Handover, _Hold
+from holdfast.cluster.partition.door import Partition
+from holdfast.cluster.peers.rpc import Rpc
 from holdfast.log.node import Group
 
 

@@ -21,13 +21,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from yarl import URL
 
-from holdfast.cluster import ingress as ingress_module
 from holdfast.cluster.config import Config, Endpoint
-from holdfast.cluster.ingress import Found, Ingress, IngressServer
-from holdfast.cluster.registry import Registry
+from holdfast.cluster.ingress import server as ingress_module
+from holdfast.cluster.ingress.ingress import Ingress
+from holdfast.cluster.ingress.server import IngressServer
+from holdfast.cluster.registry.registry import Registry
+from holdfast.cluster.routing.reader import Summary
 from holdfast.log.errors import NotLeader, OutcomeUnknown
 from holdfast.log.errors import Overloaded as LogOverloaded
-from holdfast.sdk.protocol import InvocationId, format_awakeable, format_id, idempotent_id, new_id, workflow_id
+from holdfast.sdk.ids import (
+    InvocationId,
+    format_awakeable,
+    format_id,
+    idempotent_id,
+    new_id,
+    workflow_id,
+)
 from holdfast.statemachine import refs
 from holdfast.statemachine.commands import Command, CompletePromise, CompleteStep, Invoke, Ref
 from holdfast.statemachine.effects import Result
@@ -87,9 +96,9 @@ class Partition:
     async def load(self, invocation: bytes, ref: Ref) -> bytes:
         return refs.restored(ref, self.large[ref.data])
 
-    async def lookup(self, invocation: InvocationId) -> Found | None:
+    async def lookup(self, invocation: InvocationId) -> Summary | None:
         invoke = self.invoked.get(invocation)
-        return Found(self.outcomes[invocation], invoke.service, invoke.handler, None) if invoke is not None else None
+        return Summary(self.outcomes[invocation], invoke.service, invoke.handler, None) if invoke is not None else None
 
 
 class Rig:
@@ -342,6 +351,36 @@ def test_awakeables_and_promises_are_completed_by_clients() -> None:
     run(scenario)
 
 
+def test_a_large_body_for_nobody_is_refused_before_it_is_read() -> None:
+    async def scenario(rig: Rig) -> None:
+        awakeable = format_awakeable(workflow_id("signup", "nobody"), 7)
+        hostile = b"[" + b"[]," * 1_000_000 + b"[]]"
+
+        for which in ("resolve", "reject"):
+            assert (await rig.error("POST", f"/holdfast/awakeables/{awakeable}/{which}", data=hostile))[0] == 404
+
+        assert rig.partition.commands == []
+
+    run(scenario)
+
+
+def test_a_rejection_is_no_larger_than_its_text_can_be() -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.ask("POST", "/signup/ann/run/send", data=b"wait")
+        awakeable = format_awakeable(workflow_id("signup", "ann"), 7)
+        promise = "/holdfast/workflow/signup/ann/promises/ok/reject"
+
+        large = await rig.error("POST", f"/holdfast/awakeables/{awakeable}/reject", data=b"[[]," * 100_000)
+        promised = await rig.error("POST", promise, data=b"[[]," * 100_000)
+        await rig.ask("POST", promise, data=b"[" + b"[]," * 20_000 + b"[]]")
+
+        assert (large[0], promised[0]) == (413, 413)
+        command = rig.partition.commands[-1]
+        assert isinstance(command, CompletePromise) and command.outcome[2].startswith("[[],[]")
+
+    run(scenario)
+
+
 def test_health_is_for_load_balancers() -> None:
     async def scenario(rig: Rig) -> None:
         well = await rig.ask("GET", "/holdfast/health")
@@ -403,6 +442,15 @@ def test_a_wrong_method_says_which_is_right() -> None:
         _, _, response = await rig.ask("GET", "/echo/say")
 
         assert response.headers["Allow"] == "POST"
+
+    run(scenario)
+
+
+def test_a_path_without_its_key_names_the_kind_of_service() -> None:
+    async def scenario(rig: Rig) -> None:
+        _, error = await rig.error("POST", "/counter/add")
+
+        assert error["message"].startswith("counter is a virtual object, and ")
 
     run(scenario)
 
@@ -494,19 +542,58 @@ def test_bodies_in_progress_are_bounded_together() -> None:
 
 def test_connections_are_bounded() -> None:
     async def scenario(rig: Rig) -> None:
-        open_ = [await asyncio.open_connection("127.0.0.1", rig.server.port) for _ in range(3)]
-        await rig.until(lambda: rig.server.connections == 3)
+        waiting = [asyncio.ensure_future(rig.ask("POST", "/echo/say", data=b"wait")) for _ in range(3)]
+        await rig.until(lambda: rig.ingress.waiting == 3)
 
         reader, writer = await asyncio.open_connection("127.0.0.1", rig.server.port)
         answer = await reader.read()
 
         assert answer.startswith(b"HTTP/1.1 503 ") and b"Retry-After: 1\r\n" in answer
-        for _, each in [*open_, (reader, writer)]:
-            each.close()
-        await rig.until(lambda: rig.server.connections == 0)
+        writer.close()
+        for raw in list(rig.partition.invoked):
+            rig.partition.complete(raw, [0, b"done"])
+        assert [(await each)[0] for each in waiting] == [200] * 3
         assert (await rig.ask("POST", "/echo/say", data=b"1"))[0] == 200
 
     run(scenario, connections_max=3)
+
+
+async def exchange(port: int, head: bytes, body: bytes = b"") -> tuple[bytes, bytes]:
+    """(what comes before the body is sent, what comes after it)"""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(head)
+    first = await reader.readuntil(b"\r\n\r\n")
+    rest = b""
+    if first.startswith(b"HTTP/1.1 100 "):
+        writer.write(body)
+        rest = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+    else:
+        rest = await reader.read()  # Until it is closed.
+        writer.close()
+    return first, rest
+
+
+def test_a_client_that_asks_first_is_told_to_send_its_body_or_that_it_is_not_wanted() -> None:
+    async def scenario(rig: Rig) -> None:
+        def head(path: str, length: int) -> bytes:
+            return b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n" % (
+                path.encode(),
+                length,
+            )
+
+        wanted, answer = await exchange(rig.server.port, head("/echo/say", 5), b"hello")
+        large, _ = await exchange(rig.server.port, head("/echo/say", 10_000_000_000))
+        unknown, _ = await exchange(rig.server.port, head("/nobody/say", 5))
+
+        assert wanted == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert large.startswith(b"HTTP/1.1 413 ")
+        assert unknown.startswith(b"HTTP/1.1 404 ")
+        [command] = rig.partition.commands
+        assert isinstance(command, Invoke) and command.payload == b"hello"
+
+    run(scenario)
 
 
 def test_a_connection_without_a_request_is_closed_and_one_that_waits_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

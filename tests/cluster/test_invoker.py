@@ -11,26 +11,26 @@ from typing import Any
 
 import pytest
 
-from holdfast.cluster import leader as cluster_leader
 from holdfast.cluster import node as cluster_node
-from holdfast.cluster.invoker import Limits
-from holdfast.cluster.partition import Waiter
-from holdfast.cluster.registry import Target
+from holdfast.cluster.handlers.dispatch import Limits
+from holdfast.cluster.handlers.protocols.native.stream import Stream
+from holdfast.cluster.leading import leadership as cluster_leader
+from holdfast.cluster.partition.machine import Waiter
+from holdfast.cluster.registry.machine import Target
 from holdfast.log.errors import NotLeader, Overloaded
-from holdfast.sdk.protocol import (
+from holdfast.sdk.frames import (
     Completion,
     Credit,
     Goaway,
     Journal,
-    Op,
     Output,
     RetryRun,
     RunDone,
     RunFailed,
     Suspend,
     encode_batch,
-    unpack_step,
 )
+from holdfast.sdk.journal import Op, unpack_step
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import Cancel, Command, Deliver, FailAttempt, Resume
 from holdfast.statemachine.effects import Status
@@ -443,6 +443,65 @@ def test_a_call_to_nobody_fails_with_404_and_a_call_without_its_key_with_400(tmp
             await it.register({"caller/go": again, "kv:object/put:exclusive": echo})
 
             assert await it.call("caller/go") == [0, b"[404, 400]"]
+
+    asyncio.run(run())
+
+
+def test_a_call_of_a_handler_that_a_node_has_yet_to_hear_of_waits_until_it_has(tmp_path: Path) -> None:
+    """The meta group is read before the call is told that there is nobody: at first in vain. What the attempt says behind the
+    call stays behind it."""
+
+    async def caller(handled: Handled) -> None:
+        index = handled.step(Op.CALL, "0/call/1", ["late", "say", None, b"there you are", {}])
+        handled.step(Op.RUN, "0/run/2", ["two"], [0, b"2"])
+        outcome = await handled.completion(index)
+        handled.output(outcome[1])
+
+    async def run() -> None:
+        async with world(tmp_path) as it:
+            await it.register({"caller/go": caller})
+            asked = 0
+
+            async def fresh() -> None:
+                nonlocal asked
+                asked += 1
+                if asked == 1:
+                    raise NotLeader(None)
+                await it.register({"late/say": echo})
+
+            it.node.invoker.fresh = fresh
+
+            ident = await it.send("caller/go")
+
+            assert await it.completed(ident) == [0, b"there you are"]
+            assert asked == 2
+            with it.node.router.partition(ident).state.read() as txn:
+                steps = [unpack_step(raw) for raw in queries.journal(txn, ident, 1, 3)]
+            assert [step.op for step in steps] == [Op.CALL, Op.RUN]
+            assert it.node.invoker.staging_bytes == 0
+
+    asyncio.run(run())
+
+
+def test_an_invocation_whose_service_a_node_has_yet_to_hear_of_is_not_said_to_be_nobody_s(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with world(tmp_path) as it:
+            await it.register({"greeter/go": echo})
+            asked, find = 0, it.node.registry.find
+
+            async def fresh() -> None:
+                nonlocal asked
+                asked += 1
+
+            it.node.registry.find = lambda *where: find(*where) if asked else None  # type: ignore[method-assign]
+            it.node.invoker.fresh = fresh
+
+            ident = await it.send("greeter/go")
+
+            assert await it.completed(ident) == [0, b""]
+            assert asked == 1
+            with it.node.router.partition(ident).state.read() as txn:
+                assert queries.last_failure(txn, ident) is None
 
     asyncio.run(run())
 
@@ -964,8 +1023,8 @@ def test_a_stream_that_is_ended_twice_says_goodbye_once(tmp_path: Path, recwarn:
             for turns in range(8):
                 await it.call("greeter/echo", b"1")
                 (endpoint,) = it.node.invoker.endpoints.values()
-                stream = endpoint.stream
-                assert stream is not None
+                stream = endpoint.carrier
+                assert isinstance(stream, Stream)
                 stream._end("the first time")
                 for _ in range(turns):
                     await asyncio.sleep(0)

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cluster.config import Config, Endpoint
-from holdfast.cluster.leader import Leadership, limits_of
+from holdfast.cluster.leading.leadership import Leadership, limits_of
 from holdfast.cluster.node import Node
-from holdfast.cluster.partition import Waiter
+from holdfast.cluster.partition.machine import Waiter
 from holdfast.log.errors import ProposalError
-from holdfast.sdk.protocol import Op, partition_of
+from holdfast.sdk.ids import partition_of
+from holdfast.sdk.journal import Op
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import Command, Complete, Invoke, Mode
 from holdfast.statemachine.effects import Status

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.cluster.metrics import Histogram
+from holdfast.cluster.histogram import Histogram
 from tests.cluster.serving import Serving, run
 
 
@@ -39,6 +39,9 @@ def test_a_scrape_is_well_formed_and_counts_what_happened(tmp_path: Path) -> Non
         assert value("holdfast_deployment_in_flight") == 1
         assert value("holdfast_handovers_hurried_total") == 0
         assert value("holdfast_log_commits_total") > 0
+        assert value("holdfast_disk_free_bytes") > 0 and value("holdfast_disk_full") == 0
+        assert value("holdfast_loop_lag_seconds_max") >= value("holdfast_loop_lag_seconds") >= 0
+        assert "holdfast_loop_blocked" in families
         assert value("holdfast_log_commit_seconds_total") > 0
         assert value("holdfast_partition_commit_seconds_count") == value("holdfast_partition_batches_total") > 0
         assert "process_resident_memory_bytes" in families

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from holdfast.sdk import Context, ObjectContext, Server, Service, VirtualObject
-from holdfast.sdk.protocol import Op, unpack_step
+from holdfast.sdk.journal import Op, unpack_step
 from holdfast.statemachine import queries
 from holdfast.statemachine.effects import Status
 from tests.cluster.harness import World, eventually

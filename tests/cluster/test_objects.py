@@ -15,26 +15,27 @@ from unittest.mock import patch
 import aiohttp
 import pytest
 
-from holdfast.cluster import endpoint as endpoints
-from holdfast.cluster import janitor, objects
-from holdfast.cluster.blobs import Stager
+from holdfast.cluster.backup.restoring import restore
 from holdfast.cluster.clock import Clock
 from holdfast.cluster.config import Config
-from holdfast.cluster.janitor import Janitor
+from holdfast.cluster.handlers.protocols.native import stream as streams
+from holdfast.cluster.handlers.protocols.native.stream import Stream
 from holdfast.cluster.node import Node
-from holdfast.cluster.objects import StoreDown, ValueLost
-from holdfast.cluster.partition import Partition
-from holdfast.cluster.restoring import restore
-from holdfast.cluster.snapshots import Snapshots
-from holdfast.sdk.protocol import (
+from holdfast.cluster.partition.door import Partition
+from holdfast.cluster.snapshotting.service import Snapshots
+from holdfast.cluster.values import janitor
+from holdfast.cluster.values import shared_store as objects
+from holdfast.cluster.values.janitor import Janitor
+from holdfast.cluster.values.shared_store import StoreDown, ValueLost
+from holdfast.cluster.values.staging import Stager
+from holdfast.sdk.ids import (
     InvocationId,
-    Op,
     format_awakeable,
     format_id,
     parse_id,
     partition_of,
-    unpack_step,
 )
+from holdfast.sdk.journal import Op, unpack_step
 from holdfast.snapshots.backups import find_backup, verify_backup
 from holdfast.snapshots.directory import DirectoryStore
 from holdfast.snapshots.policy import Policy
@@ -191,7 +192,7 @@ async def test_a_long_journal_in_the_store_is_replayed_in_order(tmp_path: Path, 
         await it.register({"large/work": work})
         id_ = await it.send("large/work", OTHER)
         await it.reaches(id_, Status.SUSPENDED)
-        assert len(store.values()) == 5
+        assert len(store.values()) == 5, (it.node.objects.show(), it.node.objects.fallbacks)
         it.node.objects.forget()
 
         status, _, _ = await client.post(
@@ -393,14 +394,14 @@ async def test_a_slow_value_holds_up_nobody_else_on_its_stream(
 async def test_values_are_fetched_for_a_stream_as_it_sends_them(
     tmp_path: Path, store: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoints, "FETCHED_BYTES_MAX", 2 * len(LARGE) + 1000)
+    monkeypatch.setattr(streams, "FETCHED_BYTES_MAX", 2 * len(LARGE) + 1000)
     async with storing(tmp_path, store.path) as client:
         it = client.it
         await it.register({"echo/say": echo})
         assert await it.call("echo/say", b"small") == [0, b"small"]
         [endpoint] = it.node.invoker.endpoints.values()
-        stream = endpoint.stream
-        assert stream is not None
+        stream = endpoint.carrier
+        assert isinstance(stream, Stream)
         encoded, reads, most = stream._encoded, asyncio.Event(), 0
 
         async def stuck(frames: Any) -> Any:
@@ -417,7 +418,7 @@ async def test_values_are_fetched_for_a_stream_as_it_sends_them(
         for number, id_ in enumerate(ids):
             outcome = await it.completed(id_)
             assert await it.node.reader.value(id_, outcome[1]) == LARGE[number:]
-        assert most <= endpoints.FETCHED_BYTES_MAX
+        assert most <= streams.FETCHED_BYTES_MAX
         await eventually(lambda: stream._fetched_bytes == 0 and not stream._behind, "nothing held")
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cluster.partition import Bounds, PartitionMachine
+from holdfast.cluster.partition.door import Bounds
+from holdfast.cluster.partition.machine import PartitionMachine
 from holdfast.log.errors import NoRoom, Overloaded, ProposalError, TooLarge
 from holdfast.log.replica import Committed
-from holdfast.sdk.protocol import Op
+from holdfast.sdk.journal import Op
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import Purge, Redispatch
 from holdfast.statemachine.effects import Result, Status

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cluster import registry as registry_module
 from holdfast.cluster.errors import (
     BadManifest,
     BadRequest,
@@ -22,7 +21,10 @@ from holdfast.cluster.errors import (
     UnknownHandler,
     UnknownService,
 )
-from holdfast.cluster.registry import RETENTION_MS, Options, normalize_uri, read_manifest
+from holdfast.cluster.registry import registry as registry_module
+from holdfast.cluster.registry.machine import RETENTION_MS, Options
+from holdfast.cluster.registry.manifest import read_manifest
+from holdfast.cluster.registry.registry import normalize_uri
 from holdfast.statemachine.commands import Mode, Retry
 from tests.cluster.rig import EVERY_KIND, endpoint, handler, manifest, registry, service
 

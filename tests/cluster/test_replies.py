@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 from holdfast.cluster.clock import Clock
-from holdfast.cluster.replies import Replies
-from holdfast.sdk.protocol import Op
+from holdfast.cluster.routing.replies import Replies
+from holdfast.sdk.journal import Op
 from holdfast.statemachine.commands import Invoke, Mode
 from tests.cluster.harness import FakeEndpoint, Handled, World, echo
 from tests.cluster.test_leader import cluster

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -13,10 +14,10 @@ from typing import Any, NamedTuple
 import pytest
 import pytest_asyncio
 
+from holdfast.cluster.backup.restoring import identify, restore
 from holdfast.cluster.clock import Clock, wall_ms
 from holdfast.cluster.config import BadConfig, Endpoint
-from holdfast.cluster.founding import open_founding, read_founding
-from holdfast.cluster.restoring import identify, restore
+from holdfast.cluster.members.founding import open_founding, read_founding
 from holdfast.log.errors import WrongDirectory
 from holdfast.sdk import Server
 from holdfast.snapshots.backups import Manifest, find_backup, verify_backup
@@ -148,10 +149,15 @@ async def test_only_founders_of_the_same_backup_and_settings_form_a_cluster(
         restore(new.config(name), past.place, find_backup(past.place, id_))
     starting = [asyncio.ensure_future(seat.start()) for seat in new.seats.values()]
     try:
-        await eventually(lambda: "or from another backup; every node" in caplog.text, "a refusal")
-        await eventually(
-            lambda: all(waits_for(new.seats[name]).endswith("m3 did not answer") for name in ("m1", "m2")), "waiting"
-        )
+        await eventually(lambda: "different founders or backup; every node" in caplog.text, "a refusal")
+        for name, others in {"m1": ("m3",), "m2": ("m3",), "m3": ("m1", "m2")}.items():
+            await eventually(
+                lambda name=name, others=others: all(  # type: ignore[misc]
+                    re.search(f"no link to {other}: [^;]*different founders or backup", waits_for(new.seats[name]))
+                    for other in others
+                ),
+                f"{name} says why it waits",
+            )
         assert not any(task.done() for task in starting)
     finally:
         await give_up(*starting)
@@ -198,7 +204,7 @@ async def test_what_was_made_differs_from_the_old_cluster_and_from_whatever_was_
 async def test_a_node_joins_a_restored_cluster_and_gets_its_states(
     past: Past, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.cluster.controller.IDLE_S", 0.2)
+    monkeypatch.setattr("holdfast.cluster.members.controller.IDLE_S", 0.2)
     new = made_from(past, past.backups[0], tmp_path, 2, replication=3)
     await new.start()
     place = Endpoint("127.0.0.1", free_ports(1)[0])
@@ -224,7 +230,7 @@ async def test_a_power_loss_soon_after_the_first_start_costs_nothing(past: Past,
     new = made_from(past, past.backups[1], tmp_path, 1)
     seat = new.seats["m1"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.cluster.snapshots.cut_blocking", full)
+        patch.setattr("holdfast.cluster.snapshotting.service.cut_blocking", full)
         await new.start()
         new.work(clients=2)
         await new.more(3)

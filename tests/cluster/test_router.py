@@ -5,12 +5,25 @@ from __future__ import annotations
 import asyncio
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import msgpack
 import pytest
 
+from holdfast.cluster.peers.rpc import Rpc
 from holdfast.log.errors import NotLeader, OutcomeUnknown, ProposalError
-from holdfast.sdk.protocol import partition_key, partition_of
-from holdfast.statemachine.commands import Cancel, Command, CompleteStep, DecideStep, Invoke, SetState
+from holdfast.sdk.ids import partition_key, partition_of
+from holdfast.statemachine.commands import (
+    Cancel,
+    Command,
+    CompleteStep,
+    DecideStep,
+    Deliver,
+    Invoke,
+    SetState,
+    encode_command,
+)
 from holdfast.statemachine.effects import Result
 from tests.cluster.harness import echo, world
 
@@ -125,5 +138,58 @@ def test_the_same_invocation_twice_at_once_is_one(tmp_path: Path) -> None:
 
             assert outcomes == [[0, b"once"]] * 50
             assert len(endpoint.starts) == 1
+
+    asyncio.run(run())
+
+
+def test_a_delivery_with_a_message_that_cannot_be_read_is_refused_before_it_is_in_the_log(tmp_path: Path) -> None:
+    """In the log it would stop every replica of the partition."""
+
+    async def run() -> None:
+        async with world(tmp_path) as it:
+            said: list[Any] = []
+
+            def send(peer: str, raw: bytes) -> bool:
+                said.append(msgpack.unpackb(raw))
+                return True
+
+            rpc = Rpc(send)
+            rpc.serve_quickly("submit", it.node.router._serve_submit)
+            before = it.node.router.hosted[0].group.status().last
+            for raw in (encode_command(Deliver(1, 1, [b"\xc1"])), b"\x92\xcd\x03\xe7\x01", b"\x90"):
+                rpc.receive("n2", msgpack.packb((0, 1, "submit", (0, raw, False))))
+
+            assert [(answer[2], "a command of n2 cannot be read" in answer[3]) for answer in said] == [
+                ("Malformed", True)
+            ] * 3
+            assert it.node.router.hosted[0].group.status().last == before
+
+    asyncio.run(run())
+
+
+def test_a_read_ends_when_its_partition_moves_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log is deleted here, so what it waits for is never applied."""
+
+    async def run() -> None:
+        async with world(tmp_path) as it:
+            router = it.node.router
+            behind = SimpleNamespace(
+                group=SimpleNamespace(is_leader=False, leader="n2"), machine=SimpleNamespace(applied=(6, 1))
+            )
+
+            async def ask(*_: Any, **__: Any) -> int:
+                return 7
+
+            monkeypatch.setattr(router._rpc, "ask", ask)
+            here = router.hosted
+            router.hosted = {0: behind}  # type: ignore[dict-item]  # Of the router alone: the node works on.
+            reading = asyncio.ensure_future(router.fresh(0))
+            await asyncio.sleep(0.05)
+            assert not reading.done()
+
+            router.hosted = here
+
+            with pytest.raises(OutcomeUnknown):
+                await asyncio.wait_for(reading, 5.0)
 
     asyncio.run(run())

@@ -9,8 +9,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from holdfast.cluster import rpc
-from holdfast.cluster.rpc import Refused, Rpc, Unanswered
+from holdfast.cluster.peers import rpc
+from holdfast.cluster.peers.rpc import Refused, Rpc, Unanswered
 from holdfast.log.messages import APP_BYTES_MAX
 
 
@@ -210,3 +210,21 @@ async def test_an_answer_that_no_link_would_carry_is_refused_and_the_link_stays(
     with pytest.raises(Refused, match="at most"):
         await wire.a.ask("b", "much", APP_BYTES_MAX)
     assert await wire.a.ask("b", "much", 3) == bytes(3)
+
+
+async def test_an_answer_or_question_of_too_many_elements_is_refused_unread() -> None:
+    wire = Wire()
+
+    async def answer(peer: str, argument: Any) -> Any:
+        return [[]] * 300_000 if argument is None else len(argument)
+
+    wire.b.serve("lists", answer)
+
+    with pytest.raises(Refused) as of_answer:
+        await wire.a.ask("b", "lists", None)
+    with pytest.raises(Refused) as of_question:
+        await wire.a.ask("b", "lists", [[]] * 300_000)
+
+    assert (of_answer.value.kind, of_question.value.kind) == ("TooLarge", "TooLarge")
+    assert "elements" in of_answer.value.message
+    assert await wire.a.ask("b", "lists", [1, 2]) == 2

@@ -37,6 +37,28 @@ def test_double_clicks_run_once_and_both_get_the_answer(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_an_idempotency_key_with_another_body_is_refused_while_it_runs_and_afterwards(tmp_path: Path) -> None:
+    async def scenario(at: Serving) -> None:
+        headers = {"Idempotency-Key": "order 7"}
+        first = await at.call("agent/wait/send", b'"five"', headers=headers)
+        running = [
+            await at.call(path, b'"six"', headers=headers) for path in ("agent/wait", "agent/wait/send", "agent/wait")
+        ]
+        await at.admin("POST", f"/invocations/{first[1]['invocationId']}/kill")
+        completed = await at.call("agent/wait/send", b'"six"', headers=headers)
+
+        for status, refusal in (*running, completed):
+            assert (status, refusal["code"], refusal["source"]) == (422, 422, "ingress")
+            assert "this Idempotency-Key was used before, with another body" in refusal["message"]
+        again = await at.call("agent/wait/send", b'"five"', headers={**headers, "traceparent": "another"})
+        assert again == (202, {"invocationId": first[1]["invocationId"], "status": "PreviouslyAccepted"})
+        elsewhere = await at.call("trips/book/send", b'"six"', headers=headers)
+        assert elsewhere[1]["status"] == "Accepted", "the key of another handler"
+        assert len(at.endpoint.starts) <= 2
+
+    run(tmp_path, scenario)
+
+
 def test_an_awakeable_is_resolved_over_http(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
         call = asyncio.ensure_future(at.call("agent/wait", headers={"Idempotency-Key": "one"}))

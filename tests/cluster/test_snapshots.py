@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.cluster import snapshots
-from holdfast.cluster.snapshots import Keeper, listed
-from holdfast.sdk.protocol import Op
+from holdfast.cluster.snapshotting import service as snapshots
+from holdfast.cluster.snapshotting.service import Keeper, listed
+from holdfast.sdk.journal import Op
 from holdfast.snapshots.cut import cut_blocking
 from holdfast.snapshots.files import SteadyWriter
 from holdfast.snapshots.format import SnapshotFile, verify

@@ -10,7 +10,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from holdfast.cluster.state import State
+from holdfast.cluster.partition.state import State
 
 OWNER = "a log"
 

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import aiohttp
 import pytest
 
-from holdfast.cluster.snapshots import Keeper
+from holdfast.cluster.snapshotting.service import Keeper
 from holdfast.log.node import Group
 from holdfast.snapshots.policy import Policy
 from tests.cluster.harness import World, eventually, world
@@ -94,7 +94,7 @@ async def test_a_store_that_fails_is_named_and_used_again_when_it_works(
     breaking: str,
     said: str,
 ) -> None:
-    caplog.set_level(logging.INFO, "holdfast.cluster.snapshots")
+    caplog.set_level(logging.INFO, "holdfast.cluster.snapshotting")
     async with storing(tmp_path, place(proxy.endpoint_url, bucket, tmp_path.name)) as it:
         _break(proxy, breaking)
         await works_on(it)

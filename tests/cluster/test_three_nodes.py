@@ -8,10 +8,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import pytest
+
 from holdfast.cluster.config import Config, Endpoint
 from holdfast.cluster.node import Node
+from holdfast.cluster.registry import metalog
 from holdfast.log import engine
-from holdfast.sdk.protocol import Completion, Op, partition_of
+from holdfast.sdk.frames import Completion
+from holdfast.sdk.ids import partition_of
+from holdfast.sdk.journal import Op
 from tests.cluster.harness import FAST, PATIENCE_S, FakeEndpoint, Handled, World, eventually
 from tests.ports import free_ports
 
@@ -123,6 +129,49 @@ async def test_every_node_answers_for_every_partition(tmp_path: Path) -> None:
         led = {(await cluster.leader(number)).name for number in range(3)}
         asked = {partition_of(start.invocation, 3) for start in cluster.endpoint.starts}
         assert asked == {0, 1, 2} and led, "keys of every partition were asked for at every node"
+
+
+async def test_what_one_node_registered_exists_on_every_node_at_once(tmp_path: Path) -> None:
+    """A follower of the meta group hears with the next heartbeat that an entry is committed: it asks before it says 404."""
+    async with three(tmp_path, {"echo/say": echo}) as cluster, aiohttp.ClientSession() as session:
+
+        async def ask(seat: Seat, method: str, door: str, path: str) -> int:
+            server = seat.node.ingress if door == "ingress" else seat.node.admin
+            assert server is not None
+            async with session.request(method, f"http://127.0.0.1:{server.port}{path}", data=b"1") as response:
+                return response.status
+
+        for round_ in range(3):
+            name = f"late{round_}"
+            late = FakeEndpoint({f"{name}/say": echo})
+            await late.start()
+            seat = cluster.up()[round_]
+            registered = await seat.node.registry.register(late.uri)
+            others = [each for each in cluster.up() if each is not seat]
+
+            answers = await asyncio.gather(
+                *(ask(each, "POST", "ingress", f"/{name}/say") for each in others),
+                *(ask(each, "GET", "admin", f"/services/{name}") for each in others),
+                *(ask(each, "GET", "admin", f"/deployments/{registered.deployment.id}") for each in others),
+            )
+
+            assert answers == [200] * 6
+            await late.stop()
+        assert await ask(cluster.seats["n1"], "POST", "ingress", "/nobody/say") == 404
+
+
+async def test_a_node_that_cannot_ask_says_503_and_not_404(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metalog, "SHARED_WAIT_S", 0.3)
+    async with three(tmp_path, {"echo/say": echo}) as cluster, aiohttp.ClientSession() as session:
+        for name in ("n2", "n3"):
+            await cluster.seats[name].kill()
+        ingress, admin = cluster.seats["n1"].node.ingress, cluster.seats["n1"].node.admin
+        assert ingress is not None and admin is not None
+
+        for port, method, path in ((ingress.port, "POST", "/nobody/say"), (admin.port, "GET", "/deployments/dp_x")):
+            async with session.request(method, f"http://127.0.0.1:{port}{path}") as response:
+                assert (response.status, response.headers["Retry-After"]) == (503, "1"), await response.text()
+                assert "cannot ask" in await response.text()
 
 
 async def test_a_call_survives_the_leader_of_its_partition(tmp_path: Path) -> None:

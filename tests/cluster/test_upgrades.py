@@ -15,12 +15,13 @@ import lmdb
 import msgpack
 import pytest
 
+from holdfast.cluster.backup.restoring import restore
 from holdfast.cluster.clock import Clock
 from holdfast.cluster.config import Config
-from holdfast.cluster.restoring import restore
-from holdfast.cluster.state import State, read_applied
+from holdfast.cluster.partition.state import State, read_applied
 from holdfast.log.errors import WrongVersion
-from holdfast.sdk.protocol import InvocationId, Op
+from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.journal import Op
 from holdfast.snapshots.backups import find_backup, verify_backup
 from holdfast.snapshots.directory import DirectoryStore
 from holdfast.snapshots.errors import NewerVersion
@@ -198,7 +199,8 @@ async def test_a_snapshot_of_a_later_schema_is_not_passed_over(tmp_path: Path, m
     await it.call("counter/add", key="k")
     await snapshot(it)
     with monkeypatch.context() as later:
-        later.setattr("holdfast.cluster.snapshots.SCHEMA", SCHEMA + 1)
+        later.setattr("holdfast.cluster.snapshotting.service.read_schema", lambda _: SCHEMA + 1)
+        later.setattr("holdfast.cluster.snapshotting.service.SCHEMA", SCHEMA + 1)
         await it.call("counter/add", key="k")
         await snapshot(it)
     await it.kill()

@@ -85,7 +85,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
         yield Stack(compose)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("builds an image and starts six containers")
 def test_the_stack_serves_although_a_container_dies(stack: Stack) -> None:
     stack.run("run", "--rm", "register")
     for node in NODES:

@@ -111,8 +111,22 @@ def test_each_pod_reads_its_environment(tmp_path: Path) -> None:
     for pod in pods:
         read = settings({**of_kind("ConfigMap")["data"], "HOLDFAST_NODE": pod}, tmp_path / "secret")
 
-        assert sorted({pod, *read.peers}) == pods
+        assert sorted({pod, *read.peers}) == pods == list(read.founders)
+        assert read.health == config.Endpoint("0.0.0.0", container_port("health"))
         assert all(place.host == f"{name}.holdfast-peers" for name, place in read.peers.items())
+
+
+def container_port(name: str) -> int:
+    (container,) = of_kind("StatefulSet")["spec"]["template"]["spec"]["containers"]
+    (port,) = (int(port["containerPort"]) for port in container["ports"] if port["name"] == name)
+    return port
+
+
+def test_a_pod_is_not_told_of_services_and_is_probed_where_a_hung_node_still_answers() -> None:
+    pod = of_kind("StatefulSet")["spec"]["template"]["spec"]
+
+    assert pod["enableServiceLinks"] is False
+    assert pod["containers"][0]["livenessProbe"]["httpGet"] == {"path": "/health", "port": "health"}
 
 
 def test_a_pod_runs_as_the_user_of_the_image_and_can_write_its_volume_only() -> None:

@@ -154,3 +154,12 @@ async def serving(app: Any) -> AsyncIterator[str]:
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     await task
+
+
+@pytest.mark.parametrize("path", sorted(Path(hello.__file__).parent.glob("*.py")), ids=lambda path: path.name)
+def test_every_line_to_try_is_a_request_that_handlers_take(path: Path) -> None:
+    """curl without a body asks with GET, which a handler answers with 405."""
+    lines = [line.strip() for line in path.read_text().splitlines() if "curl " in line and ":8080/" in line]
+
+    for line in lines:
+        assert "/holdfast/" in line or "--json" in line or "-d " in line or "-X POST" in line, line

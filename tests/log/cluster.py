@@ -12,8 +12,9 @@ from random import Random
 
 from holdfast.log.engine import Engine, Limits, Timing
 from holdfast.log.errors import ProposalError
+from holdfast.log.group_log import GroupLog
 from holdfast.log.host import Host
-from holdfast.log.journal import GroupLog, Journal
+from holdfast.log.journal import Journal
 from holdfast.log.messages import Envelope, GroupId, Message, NodeId, decode, encode
 from holdfast.log.replica import Done, Replica, SnapshotWanted
 from tests.sim.disk import SimDisk

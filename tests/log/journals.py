@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast.log.journal import GroupLog, Journal, header_of
+from holdfast.log.group_log import GroupLog
+from holdfast.log.journal import Journal
 from holdfast.log.messages import Entry, GroupId
+from holdfast.log.records import header_of
 from holdfast.log.store import Op, Store
 
 

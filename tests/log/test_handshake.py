@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.log.handshake import (
+    REMOVED,
     UNPROVED_BYTES_MAX,
     Established,
     Fault,
@@ -129,17 +130,59 @@ def test_a_dialer_does_not_believe_an_acceptor_that_does_not_know_the_secret() -
     assert refused.fault is Fault.PROOF
 
 
-def test_a_node_of_another_cluster_is_refused_before_it_hears_anything() -> None:
-    right = acceptor()
+MISFITS = pytest.mark.parametrize(
+    ("left", "fault", "reason"),
+    [
+        (lambda secret: dialer(dataclasses.replace(N1, cluster="c2"), secret=secret), Fault.CLUSTER,
+         "different cluster: 'n1' belongs to 'c2', 'n2' to 'c1'"),
+        (lambda secret: dialer(dataclasses.replace(N1, cluster="c1/2"), secret=secret), Fault.CLUSTER,
+         "same cluster name, but different founders or backup"),
+        (lambda secret: dialer(peer="n3", secret=secret), Fault.NODE, "'n1' wanted 'n3' but reached 'n2'"),
+    ],
+    ids=["cluster", "founders", "address"],
+)  # fmt: skip
 
-    refused = refusal(right, dialer(dataclasses.replace(N1, cluster="c2")).take_output())
 
-    assert refused.fault is Fault.CLUSTER and "'c2'" in refused.reason
+@MISFITS
+def test_a_node_that_does_not_fit_is_told_why_once_it_has_proved_itself(
+    left: Callable[[bytes], Handshake], fault: Fault, reason: str
+) -> None:
+    one, right = left(SECRET), acceptor()
+    right.receive(one.take_output())
+    one.receive(right.take_output())
+
+    refused = refusal(right, one.take_output())
+    told = refusal(one, right.take_output())
+
+    assert refused.fault is fault and reason in refused.reason
+    assert told.fault is Fault.REFUSED_BY_PEER and reason in told.reason
+
+
+@MISFITS
+def test_a_node_that_does_not_fit_hears_nothing_of_us_before_it_has_proved_itself(
+    left: Callable[[bytes], Handshake], fault: Fault, reason: str
+) -> None:
+    one, right = left(b"x" * 16), acceptor()
+    hello = one.take_output()
+    right.receive(hello)
+    answer = right.take_output()
+    one.receive(answer)
+
+    assert N2.disk.encode() not in answer
+    assert all(name in hello for name in (b"n2", b"c1") if name in answer), "it is told only what it said itself"
+    assert refusal(right, one.take_output()).fault is Fault.PROOF
     assert right.take_output() == b""
 
 
-def test_a_dialer_that_reaches_the_wrong_node_is_refused() -> None:
-    assert refusal(acceptor(), dialer(peer="n3").take_output()).fault is Fault.NODE
+def test_a_removed_node_is_told_so_and_can_tell_it_from_other_refusals() -> None:
+    left, right = dialer(), acceptor(admit=lambda them: f"{REMOVED}: for ever")
+    right.receive(left.take_output())
+    left.receive(right.take_output())
+    refusal(right, left.take_output())
+
+    told = refusal(left, right.take_output())
+
+    assert told.fault is Fault.REMOVED and "removed from the cluster: for ever" in told.reason
 
 
 def test_a_dialer_that_is_answered_by_the_wrong_node_says_so() -> None:
@@ -150,22 +193,32 @@ def test_a_dialer_that_is_answered_by_the_wrong_node_says_so() -> None:
     assert refused.fault is Fault.NODE and "'n3'" in refused.reason and "'n2'" in refused.reason
 
 
-def test_our_own_node_id_is_refused() -> None:
-    assert refusal(acceptor(), dialer(dataclasses.replace(N1, node="n2")).take_output()).fault is Fault.NODE
-
-
-def test_another_protocol_version_is_refused_and_named() -> None:
-    hello = bytearray(dialer().take_output())
+def test_another_protocol_version_is_refused_and_named_to_both() -> None:
+    left, right = dialer(), acceptor()
+    hello = bytearray(left.take_output())
     hello[5] = 9
 
-    refused = refusal(acceptor(), bytes(hello))
+    refused = refusal(right, bytes(hello))
+    answer = bytearray(right.take_output())
+    answer[5] = 9  # As a later release would see ours.
+    told = refusal(left, bytes(answer))
 
     assert refused.fault is Fault.VERSION and "version 9" in refused.reason
+    assert told.fault is Fault.VERSION and "version 9" in told.reason
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(SECRET, None), (None, SECRET)])
-def test_a_side_with_a_secret_and_one_without_do_not_meet(ours: bytes | None, theirs: bytes | None) -> None:
-    assert refusal(acceptor(secret=ours), dialer(secret=theirs).take_output()).fault is Fault.PROOF
+def test_a_side_with_a_secret_and_one_without_do_not_meet_and_both_know_why(
+    ours: bytes | None, theirs: bytes | None
+) -> None:
+    left, right = dialer(secret=theirs), acceptor(secret=ours)
+
+    refused = refusal(right, left.take_output())
+    answer = right.take_output()
+    told = refusal(left, answer)
+
+    assert refused.fault is told.fault is Fault.PROOF and "secret" in told.reason
+    assert N2.disk.encode() not in answer
 
 
 def test_a_recorded_dialer_cannot_be_replayed_to_an_acceptor() -> None:
@@ -333,7 +386,7 @@ def test_a_damaged_hello_never_raises_anything_but_a_refusal(data: st.DataObject
     try:
         assert right.receive(bytes(hello)) is None
     except HandshakeRefused:
-        assert right.take_output() == b""
+        assert N2.disk.encode() not in right.take_output()
 
 
 @given(st.integers(0, 3), st.data())

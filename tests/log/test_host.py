@@ -23,6 +23,8 @@ from holdfast.log.messages import (
     HeartbeatAck,
     NodeId,
     PreVote,
+    RequestVote,
+    Vote,
     decode,
 )
 from holdfast.log.replica import Replica
@@ -113,6 +115,76 @@ def test_a_promise_outlives_a_stalled_disk_but_not_its_session() -> None:
     assert AppendAck not in kinds(c, "b", "a")
     c.settle()
     assert c.log("b").durable == c.log("a").last_index
+
+
+def busy_disk() -> tuple[Cluster, int]:
+    """c has acknowledged entry `index` of a's term 1, which waits behind a commit under way."""
+    c = Cluster()
+    c.elect("a")
+    c.run(0.2)
+    c.propose("a", b"x")
+    c.turn("a")
+    c.deliver("a", "c")
+    c.propose("a", b"y")
+    c.turn("a")
+    c.deliver("a", "c")
+    assert c.members[C].committing and c.log("c").last_index == c.log("a").last_index
+    return c, c.log("a").last_index
+
+
+def sync_all(c: Cluster, name: str) -> None:
+    while c.members[NodeId(name)].committing:
+        c.fsync(name)
+
+
+def test_an_acknowledgement_leaves_only_with_its_entry_on_disk_though_a_newer_leader_replaces_it() -> None:
+    c, index = busy_disk()
+    prev_term = c.log("c").term_of(index - 1)
+    assert prev_term is not None
+    c.inject("b", "c", Append(9, index - 1, prev_term, 0, ((bytes([COMMANDS]) + b"\x90", index, 9),)))
+    sync_all(c, "c")
+
+    assert [m.index for m in c.waiting("c", "a") if isinstance(m, AppendAck)] == [index - 1]
+    assert [m for m in c.waiting("c", "b") if isinstance(m, AppendAck)] == [AppendAck(9, index)]
+
+
+def test_a_vote_leaves_only_when_it_is_on_disk_though_a_later_term_takes_its_place() -> None:
+    c, index = busy_disk()
+    c.inject("b", "c", RequestVote(8, index, 1, True))
+    c.inject("a", "c", RequestVote(9, index, 1, True))
+    sync_all(c, "c")
+
+    assert [m for m in c.waiting("c", "b") if isinstance(m, Vote)] == [], "its disk has never held that vote"
+    assert Vote(9, True) in c.waiting("c", "a")
+
+
+def test_an_acknowledgement_leaves_only_with_its_entry_on_disk_though_a_later_epoch_cuts_it_off() -> None:
+    c, index = busy_disk()
+    later = Envelope(GroupId(1), 1, Config((A, B, C), index, 7))
+    c.host("c").deliver(B, c.host("c").sessions[B], [later], c.now)
+    c.turn("c")
+    assert c.replica("c").epoch == 1 and c.log("c").last_index < index
+    sync_all(c, "c")
+
+    assert [m.index for m in c.waiting("c", "a") if isinstance(m, AppendAck)] == [index - 1]
+
+
+def test_of_what_is_held_for_the_disk_only_promises_of_the_group_that_went_on_are_dropped() -> None:
+    c = Cluster(groups=(1, 2, 3))
+    for group in (1, 2, 3):
+        c.elect("a", group=group)
+    c.run(0.2)
+    for command in (b"x", b"y"):
+        for group in (1, 2, 3):
+            c.propose("a", command, group=group)
+        c.turn("a")
+        c.deliver("a", "c")
+    assert c.members[C].committing
+    c.inject("b", "c", RequestVote(9, 100, 1, True), group=2)
+    sync_all(c, "c")
+
+    acks = [m.flat for m in c.waiting("c", "a") if isinstance(m, AppendAcks)]
+    assert [[flat[at] for at in range(0, len(flat), 4)] for flat in acks] == [[1, 2, 3], [1, 3]]
 
 
 def test_a_node_at_rest_has_nothing_to_do() -> None:
@@ -488,6 +560,59 @@ def test_a_learner_that_somebody_else_invited_again_tells_its_leader() -> None:
     c.run(1.0)
 
     assert c.applied("d") == [b"x", b"y"]
+
+
+def lost_member() -> Cluster:
+    """d was a learner when a sealed it in, and forgot the group before it heard of the seal. a leads epoch 1 without it."""
+    c = Cluster("abd", members="ab")
+    c.elect("a")
+    c.write("a", b"x")
+    c.seal("a", "abd")
+    c.lose("a", "d")
+    forget(c, "d")
+    c.unlink("a", "d")
+    c.unlink("b", "d")
+    c.run(2.0, "ab")
+    assert c.engine("a").is_leader and c.replica("a").epoch == c.replica("b").epoch == 1
+    assert c.engine("a").members == (A, B, D) and GroupId(1) not in c.host("d").replicas
+    return c
+
+
+def test_a_member_that_died_before_its_group_was_on_disk_is_told_of_it_again() -> None:
+    c = lost_member()
+    c.link("a", "d")
+    while HeartbeatAck not in kinds(c, "d", "a"):
+        c.now += 0.05
+        c.tick("a")
+        c.fsync("a")
+        c.deliver("a", "d")
+    assert c.members[D].committing, "the group is not on its disk"
+    c.deliver("d", "a")
+    c.crash("d")
+    c.restart("d")
+    assert GroupId(1) not in c.host("d").replicas
+    c.run(2.0)
+
+    assert c.replica("d").epoch == 1 and c.applied("d") == [b"x"]
+
+
+def test_two_of_three_members_elect_although_one_has_not_heard_of_the_group() -> None:
+    c = lost_member()
+    c.crash("a")
+    c.link("b", "d")
+    c.run(5.0, "bd")
+
+    assert c.engine("b").is_leader and c.replica("d").epoch == 1
+    assert c.write("b", b"y", "bd").index
+
+
+def test_nobody_is_invited_to_the_first_epoch_without_a_leader() -> None:
+    """Its members are told of it by whoever founds the group, on each of them."""
+    c = Cluster("ab", members="a")
+    c.host("a").create(GroupId(2), (A, B))
+    c.run(5.0)
+
+    assert GroupId(2) not in c.host("b").replicas
 
 
 def test_a_group_never_begins_with_the_state_of_an_earlier_stay() -> None:

@@ -18,11 +18,14 @@ import pytest
 import trustme
 import uvloop
 
+from holdfast.log.connection import LinkLimits
 from holdfast.log.handshake import Established, Handshake, Identity, Role
-from holdfast.log.link import Address, Backoff, LinkLimits, Links, TlsFiles
+from holdfast.log.link import Backoff, Links
+from holdfast.log.sockets import Address, TlsFiles
 
 SECRET = b"the secret of the cluster"
 PATIENCE_S = 30.0
+ASKING = LinkLimits(ask_min_s=0.05, ask_max_s=0.2)
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
@@ -67,6 +70,7 @@ class Node:
         self.late: list[int] = []
         self.disks: dict[str, str] = {}
         self.fatal: list[BaseException] = []
+        self.removed: dict[str, str] = {}
         self.live: dict[str, int] = {}
         self.react: Callable[[str, int, bytes], None] | None = None
         self._changed = asyncio.Event()
@@ -82,6 +86,7 @@ class Node:
             on_down=self._down,
             on_frame=self._frame,
             on_fatal=self.fatal.append,
+            on_removed=self.removed.__setitem__,
             limits=limits,
             jitter=random.Random(1),
         )
@@ -665,7 +670,7 @@ def test_a_silent_peer_is_dropped_and_a_talking_one_is_not(run: Run) -> None:
             proxy.flowing.clear()
             await a.until(lambda: "b" not in a.live)
             await b.until(lambda: "a" not in b.live)
-            assert "nothing came" in a.error("b")
+            assert "it sent nothing for" in a.error("b")
             proxy.flowing.set()
 
     run(scenario())
@@ -714,11 +719,15 @@ def test_refused_strangers_are_logged_once_per_kind_not_once_each(run: Run, capl
 @pytest.mark.parametrize(
     ("stranger", "said", "logged"),
     [
-        ({"node": "a", "secret": b"w" * 16}, "its secret is not ours", "'a' it could not prove"),
-        ({"node": "a", "cluster": "c2"}, "another cluster id", "is of cluster 'c2', we of 'c1'"),
+        ({"node": "a", "secret": b"w" * 16}, "its secret differs from ours", "'a' it could not prove"),
+        (
+            {"node": "a", "cluster": "c2"},
+            "different cluster: 'a' belongs to 'c2'",
+            "different cluster: 'a' belongs to 'c2', 'b' to 'c1'",
+        ),
         ({"node": "aa"}, "not among the peers", "'aa' is not among the peers of 'b'"),
-        ({"node": "b"}, "closed the connection", "uses our own node id"),
-        ({"node": "a", "secret": None}, "only one of us uses a secret", "'a' uses no secret, we use one"),
+        ({"node": "b"}, "same name", "another node has the same name 'b'"),
+        ({"node": "a", "secret": None}, "uses a secret, we use none", "'a' uses no secret, we use one"),
     ],
     ids=["secret", "cluster", "unknown", "ours", "no-secret"],
 )
@@ -736,6 +745,59 @@ def test_who_does_not_belong_is_refused_and_both_sides_can_find_out_why(
 
     with caplog.at_level(logging.WARNING):
         run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "said"),
+    [
+        ({"cluster": "c1/1"}, {"cluster": "c1/2"}, "different founders or backup"),
+        ({"secret": b"v" * 16}, {}, "secret differs from ours"),
+        ({"secret": None}, {}, "secret"),
+    ],
+    ids=["founders", "secret", "no-secret"],
+)
+def test_both_sides_say_why_there_is_no_link_although_both_are_there(
+    run: Run, of_a: dict[str, Any], of_b: dict[str, Any], said: str
+) -> None:
+    """Also the one that is only dialed: it asks the one that dials, and hears the same."""
+
+    async def scenario() -> None:
+        a, b = Node("a", limits=ASKING, **of_a), Node("b", limits=ASKING, **of_b)
+        async with started(a, b):
+            await eventually(lambda: said in (a.links.status()["b"].refused or ""))
+            await eventually(lambda: said in (b.links.status()["a"].refused or ""))
+            assert a.events == b.events == []
+
+    run(scenario())
+
+
+def test_a_removed_node_is_told_so_whichever_of_the_two_dials(run: Run) -> None:
+    async def scenario() -> None:
+        a, b, c = (Node(name, limits=ASKING) for name in "abc")
+        async with started(a, b, c):
+            await eventually(lambda: all(len(node.live) == 2 for node in (a, b, c)))
+            peers = {node.name: node.address for node in (a, b, c)}
+            for node, removed in ((a, "c"), (b, "a")):
+                rest = {name: place for name, place in peers.items() if name != removed}
+                node.links.set_peers(rest, removed={removed})
+
+            await eventually(lambda: "removed for good" in c.removed.get("a", ""))
+            await eventually(lambda: "removed for good" in a.removed.get("b", ""))
+            assert b.removed == {} and set(c.removed) == {"a"} and "b" in c.live, "others keep their links"
+
+    run(scenario())
+
+
+def test_a_peer_that_is_dialed_at_a_wrong_address_says_that_the_other_is_there(run: Run) -> None:
+    async def scenario() -> None:
+        a, b = Node("a", limits=ASKING), Node("b", limits=ASKING)
+        async with started(a, b):
+            a.links.set_peers({"b": Address("127.0.0.1", 1)})
+            await eventually(lambda: "does it have our address?" in b.error("a"))
+            assert b.links.status()["a"].refused is None
+            assert not a.links.status()["b"].connected
+
+    run(scenario())
 
 
 def test_a_dialers_status_says_why_it_is_alone(run: Run) -> None:

@@ -13,6 +13,7 @@ from holdfast.log.messages import (
     APP_BYTES_MAX,
     COMMANDS,
     DETAIL_BYTES_MAX,
+    ELEMENTS_MAX,
     ENTRIES_MAX,
     ENTRY_BYTES_MAX,
     ENTRY_KINDS,
@@ -22,6 +23,7 @@ from holdfast.log.messages import (
     MEMBERS_MAX,
     MESSAGES_MAX,
     NODE_BYTES_MAX,
+    SPLIT_ELEMENTS,
     App,
     Append,
     AppendAck,
@@ -47,7 +49,9 @@ from holdfast.log.messages import (
     alike,
     decode,
     encode,
+    encode_frames,
 )
+from holdfast.sdk.bounds import Walk
 
 number = st.integers(0, INT_MAX)
 small = st.integers(0, 1 << 40)
@@ -428,3 +432,30 @@ def test_lists_in_lists_in_lists_are_refused_as_anything_else(row: list[Any]) ->
 
     with pytest.raises(Malformed):
         decode(frame_of(row).replace(b"\xc0", deep))
+
+
+def test_a_frame_of_too_many_elements_is_refused_before_it_is_parsed() -> None:
+    arrays = b"\xdd" + (4_000_000).to_bytes(4, "big") + b"\x90" * 4_000_000
+    claims = b"\xdc\xea\x60" * 900 + bytes(60_000)
+
+    for frame in (arrays, b"\x91" + arrays, claims):
+        with pytest.raises(Malformed, match=r"elements|not msgpack"):
+            decode(frame)
+
+
+def test_many_entries_travel_in_several_frames_in_their_order() -> None:
+    entries = tuple((bytes([COMMANDS]) + b"x" * 9, index + 1, 1) for index in range(4000))
+    envelopes = [Envelope(GroupId(group), 1, Append(1, 0, 0, 0, entries)) for group in range(40)]
+
+    frames = encode_frames(envelopes, 32 * 1024 * 1024)
+
+    assert [each for frame in frames for each in decode(frame)] == envelopes
+    assert len(frames) > 1 and max(map(count_elements, frames)) <= SPLIT_ELEMENTS
+    assert len(encode_frames(envelopes, 100_000)) == 40  # One message is not divided.
+    assert encode_frames(envelopes[:1], 32 * 1024 * 1024) == [encode(envelopes[:1])]
+
+
+def count_elements(frame: bytes) -> int:
+    walk = Walk(frame)
+    walk.skip(ELEMENTS_MAX)
+    return walk.seen

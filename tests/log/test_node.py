@@ -12,10 +12,10 @@ import uvloop
 
 from holdfast.log.engine import Limits, Snapshot
 from holdfast.log.errors import BadChange, NoSpace, NotLeader, OutcomeUnknown, ProposalError, Stopped, TooLarge
-from holdfast.log.link import Address
 from holdfast.log.messages import GroupId
 from holdfast.log.node import Group, LogNode, NodeConfig
 from holdfast.log.replica import Committed
+from holdfast.log.sockets import Address
 
 SECRET = b"a secret of the tests"
 PATIENCE_S = 60.0

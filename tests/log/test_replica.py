@@ -298,7 +298,7 @@ def test_a_state_that_ends_before_the_log_begins_is_refused_by_name() -> None:
     c.crash("a")
     c.members[NodeId("a")].states.clear()
 
-    with pytest.raises(Corrupt, match="the state ends at entry 0, but the log begins behind 4") as refusal:
+    with pytest.raises(Corrupt, match="the state ends at entry 0, but the log begins after entry 4") as refusal:
         c.restart("a")
     assert (refusal.value.group, refusal.value.index) == (1, 0)
 
@@ -314,7 +314,7 @@ def test_a_state_that_is_not_of_this_log_is_refused_by_name() -> None:
     state = c.members[NodeId("a")].states[c.replica("b").group]
     state.live.index, state.live.term = 3, 7
 
-    with pytest.raises(Corrupt, match="entry 3 of term 7, but in the log it is of term 1") as refusal:
+    with pytest.raises(Corrupt, match="entry 3 of term 7, but the log has term 1 there") as refusal:
         c.restart("a")
     assert (refusal.value.group, refusal.value.index) == (1, 3)
 

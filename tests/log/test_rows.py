@@ -9,17 +9,13 @@ from zlib import crc32
 import msgpack
 import pytest
 
+from holdfast.log import group_log
 from holdfast.log import journal as journal_module
 from holdfast.log.errors import Corrupt
-from holdfast.log.journal import (
-    FILED,
-    HARD,
-    Configuration,
-    GroupLog,
-    Journal,
-    table_of,
-)
+from holdfast.log.group_log import GroupLog
+from holdfast.log.journal import Journal
 from holdfast.log.messages import COMMANDS, Entry, GroupId, NodeId
+from holdfast.log.records import FILED, HARD, Configuration, table_of
 from holdfast.log.rows import RECENT, Rows, decode_row, encode_row, place_in
 from holdfast.log.store import Cut, Drop, Extend, LmdbStore, Op, Put, Store
 from tests.log.journals import encode_entry, everything, flush, write
@@ -643,7 +639,7 @@ def test_a_hole_between_a_table_and_the_rows_is_refused(store: Store) -> None:
 def test_a_table_that_is_lost_while_it_is_trimmed_is_not_made_up_for_by_rows(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "TRIM_ENTRIES", 1)
+    monkeypatch.setattr(group_log, "TRIM_ENTRIES", 1)
     box = Box(store)
     for _ in range(4):
         box.append()
@@ -654,7 +650,7 @@ def test_a_table_that_is_lost_while_it_is_trimmed_is_not_made_up_for_by_rows(
     box.flush()
     box.write(Drop(table_of(GroupId(3))))
 
-    with pytest.raises(Corrupt, match="the entry is missing; the log begins behind 3") as refusal:
+    with pytest.raises(Corrupt, match="the entry is missing; the log begins after entry 3") as refusal:
         box.reopen()
 
     assert (refusal.value.group, refusal.value.index) == (3, 2)
@@ -688,7 +684,7 @@ def test_a_falling_term_in_a_row_is_refused(store: Store) -> None:
     contents = [field for group, first, places in parts for field in (group, first, [b - a for a, b in places])]
     box.write(Put(RECENT, row_key(2), encode_row(row_key(2), contents, values)))
 
-    with pytest.raises(Corrupt, match="its term 1 is below its predecessor's 2") as refusal:
+    with pytest.raises(Corrupt, match="the entry's term 1 is below its predecessor's 2") as refusal:
         box.reopen()
 
     assert (refusal.value.group, refusal.value.index) == (3, 2)

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from types import ModuleType
 
 import pytest
 
-from holdfast.log import journal as journal_module
+from holdfast.log import group_log, journal, spans
 from holdfast.log.errors import Corrupt
-from holdfast.log.journal import Configuration, Journal
+from holdfast.log.journal import Journal
 from holdfast.log.messages import COMMANDS, Entry, GroupId, NodeId
+from holdfast.log.records import Configuration
 from holdfast.log.rows import RECENT, Rows
 from holdfast.log.store import LmdbStore, Store
 from tests.log.journals import everything
@@ -69,17 +71,17 @@ def copy_of(model: Model) -> Model:
 class History:
     def __init__(self, seed: int, open_store: Callable[[], Store], patch: pytest.MonkeyPatch) -> None:
         self.rng = rng = Random(seed)
-        bounds: dict[str, list[int]] = {
-            "TRIM_ENTRIES": [1, 2, 5, 2048],
-            "TAIL_BYTES_MIN": [20, 50],
-            "TAILS_BYTES": [50, 200, 2000, 1 << 22],
-            "CHECKED_ENTRIES": [1, 3, 1024],
-            "SLICE_ENTRIES": [1, 3, 4096],
-            "PIECE_ENTRIES": [1, 3, 256],
-            "SPANS_MAX": [2, 4, 64],
+        bounds: dict[str, tuple[ModuleType, list[int]]] = {
+            "TRIM_ENTRIES": (group_log, [1, 2, 5, 2048]),
+            "TAIL_BYTES_MIN": (journal, [20, 50]),
+            "TAILS_BYTES": (journal, [50, 200, 2000, 1 << 22]),
+            "CHECKED_ENTRIES": (group_log, [1, 3, 1024]),
+            "SLICE_ENTRIES": (group_log, [1, 3, 4096]),
+            "PIECE_ENTRIES": (group_log, [1, 3, 256]),
+            "SPANS_MAX": (spans, [2, 4, 64]),
         }
-        for name, choices in bounds.items():
-            patch.setattr(journal_module, name, rng.choice(choices))
+        for name, (module, choices) in bounds.items():
+            patch.setattr(module, name, rng.choice(choices))
         self.rows = Rows(
             groups_min=rng.choice([1, 1, 2, 4]),
             group_bytes_max=rng.choice([60, 200, 16384]),
@@ -278,7 +280,9 @@ class History:
                 assert found and found == twin.entries[low - twin.base - 1 :][: len(found)]
             for index in range(twin.base + 1, log.durable + 1):
                 assert isinstance(durable, Twin) and durable.last >= index
-                assert index <= durable.base or durable.entries[index - durable.base - 1] == log[index - log.base_index]
+                assert (
+                    index <= durable.base or durable.entries[index - durable.base - 1] == log.entries(index, index)[0]
+                )
 
     def run(self, steps: int) -> None:
         rng = self.rng

@@ -19,7 +19,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from holdfast.log import store as store_module
+from holdfast.log import lmdb_file
 from holdfast.log.errors import (
     Corrupt,
     DirectoryInUse,
@@ -29,7 +29,8 @@ from holdfast.log.errors import (
     WrongDirectory,
     WrongVersion,
 )
-from holdfast.log.store import FORMAT, FORMATS_READ, Cut, Drop, Extend, LmdbStore, Op, Put, Store
+from holdfast.log.lmdb_file import FORMAT, FORMATS_READ
+from holdfast.log.store import Cut, Drop, Extend, LmdbStore, Op, Put, Store
 
 WAIT_S = 30.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -202,7 +203,7 @@ def test_a_table_written_at_its_end_fills_its_pages(store: LmdbStore) -> None:
 
 
 def test_more_tables_come_and_go_than_may_be_open_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "TABLES_MAX", 8)
+    monkeypatch.setattr(lmdb_file, "TABLES_MAX", 8)
     store = open_store(tmp_path)
 
     for i in range(30):
@@ -267,6 +268,7 @@ def test_any_batches_leave_what_a_dictionary_would_hold(tmp_path: Path, seed: in
     store.close()
 
 
+@pytest.mark.slow("writes a million entries")
 def test_a_million_entries_are_counted_without_being_read(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     for start in range(0, 1_000_000, 100_000):
@@ -702,7 +704,7 @@ def test_a_directory_of_the_format_before_is_taken_over_and_then_refused_by_who_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, crash: bool
 ) -> None:
     with monkeypatch.context() as before:
-        before.setattr(store_module, "FORMAT", FORMAT - 1)
+        before.setattr(lmdb_file, "FORMAT", FORMAT - 1)
         close_after(tmp_path, Put("log", b"k", b"v"))
     if crash:  # Between the two records of who owns the directory.
         old = (tmp_path / "IDENTITY").read_bytes()
@@ -714,8 +716,8 @@ def test_a_directory_of_the_format_before_is_taken_over_and_then_refused_by_who_
     store.close()
 
     assert json.loads((tmp_path / "IDENTITY").read_text())["format"] == FORMAT
-    monkeypatch.setattr(store_module, "FORMAT", FORMAT - 1)
-    monkeypatch.setattr(store_module, "FORMATS_READ", (FORMAT - 1,))
+    monkeypatch.setattr(lmdb_file, "FORMAT", FORMAT - 1)
+    monkeypatch.setattr(lmdb_file, "FORMATS_READ", (FORMAT - 1,))
     with pytest.raises(WrongVersion, match=f"format {FORMAT}, this release understands format {FORMAT - 1}"):
         open_store(tmp_path)
 

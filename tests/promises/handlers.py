@@ -205,7 +205,41 @@ async def current(ctx: ObjectContext) -> str:
     return VERSION[0]
 
 
-SERVICES = [three, failing, counter, waiting, versions]
+neighbours = Service("neighbours")
+
+
+@neighbours.handler
+async def end_process(ctx: Context, given: dict[str, str]) -> None:
+    """As an operating system ends a process that takes too much memory."""
+    mark = given["mark"]
+    await ctx.run("before", lambda: effect("before", mark=mark))
+
+    def end() -> None:
+        effect("end", mark=mark)
+        os._exit(137)
+
+    await ctx.run("end", end)
+
+
+@neighbours.handler
+async def block(ctx: Context, given: dict[str, Any]) -> str:
+    """As code that does not await what it should."""
+    await ctx.run("before", lambda: effect("before", mark=given["mark"]))
+    time.sleep(given["seconds"])
+    return "done"
+
+
+@neighbours.handler
+async def take_time(ctx: Context, given: dict[str, Any]) -> str:
+    def slow() -> str:
+        effect("slow begins", mark=given["mark"])
+        time.sleep(given["seconds"])
+        return effect("slow", mark=given["mark"])
+
+    return await ctx.run("slow", slow)
+
+
+SERVICES = [three, failing, counter, waiting, versions, neighbours]
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

@@ -27,7 +27,7 @@ from typing import Any
 import aiohttp
 
 from holdfast.sdk import Client, SendHandle
-from holdfast.sdk.protocol import parse_id, partition_of
+from holdfast.sdk.ids import parse_id, partition_of
 from tests.ports import free_ports
 
 PATIENCE_S = 120.0
@@ -48,6 +48,7 @@ class Process(ABC):
     def __init__(self, name: str, log: Path) -> None:
         self.name = name
         self.log = log
+        self.root = Path(__file__).resolve().parents[2]  # The tree whose code it runs.
         self._child: subprocess.Popen[bytes] | None = None
 
     @abstractmethod
@@ -55,7 +56,7 @@ class Process(ABC):
 
     def launch(self, arguments: list[str], environment: dict[str, str] | None = None) -> None:
         assert not self.running, f"{self.name} runs already"
-        root = str(Path(__file__).resolve().parents[2])
+        root = str(self.root)
         with self.log.open("ab") as log:
             self._child = subprocess.Popen(
                 [sys.executable, *arguments],

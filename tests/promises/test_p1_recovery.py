@@ -62,7 +62,7 @@ async def journaled(here: World, sent: SendHandle[list[str]], steps: int) -> Non
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("nodes and handlers are killed at random, and started again")
 @pytest.mark.parametrize("seed", range(2))
 async def test_kills_at_random_moments_lose_nothing_and_repeat_no_journaled_step(here: World, seed: int) -> None:
     """Handlers and leaders die in turn. A step may run again only if it was not journaled: at most once per kill."""

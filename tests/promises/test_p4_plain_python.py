@@ -11,7 +11,7 @@ from tests.promises.handlers import maze
 from tests.promises.processes import World
 
 
-@pytest.mark.slow
+@pytest.mark.slow("handlers are killed many times, and started again")
 async def test_loops_branches_exceptions_and_tasks_resume_after_kills(here: World) -> None:
     chance = random.Random(4)
     async with here.client() as client:

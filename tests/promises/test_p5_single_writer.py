@@ -28,7 +28,7 @@ def overlaps(effects: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.slow("nodes and handlers are killed in turn, and started again")
 async def test_a_counter_counts_exactly_while_everything_is_killed(here: World) -> None:
     chance = random.Random(5)
     async with here.client() as client:

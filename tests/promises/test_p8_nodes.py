@@ -14,7 +14,7 @@ from tests.promises.processes import world
 from tests.promises.test_p5_single_writer import overlaps
 
 
-@pytest.mark.slow
+@pytest.mark.slow("each of three nodes is killed in turn under load")
 async def test_one_of_three_nodes_may_die_at_any_time(tmp_path: Path) -> None:
     chance = random.Random(8)
     async with world(tmp_path, nodes=3, partitions=3) as here:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import pytest
+
 from tests.ports import free_ports
 from tests.promises import handlers
 from tests.promises.handlers import approval, waiting
@@ -37,6 +39,7 @@ async def holdfast(*arguments: str, **environment: str) -> str:
     return ran.stdout
 
 
+@pytest.mark.slow("a node is started and restored several times")
 async def test_a_node_that_lost_its_disk_goes_on_from_its_backup(
     tmp_path: Path,
     rclone: Server,  # noqa: F811

@@ -19,11 +19,53 @@ from typing import Any
 import aiohttp
 import msgpack
 
-from holdfast.sdk import protocol
+from holdfast.sdk.definition import AnyService
 from holdfast.sdk.endpoint import Endpoint, Stream
 from holdfast.sdk.errors import TerminalError, from_failure
-from holdfast.sdk.protocol import CANCELLED, NOTHING, Failure, Frame, Op, Step, some
-from holdfast.sdk.service import AnyService
+from holdfast.sdk.frames import (
+    BATCH_BYTES_MAX,
+    HIGHEST_HEADER,
+    TO_NODE,
+    VERSION,
+    VERSION_HEADER,
+    Abandon,
+    Abort,
+    Ack,
+    Began,
+    Blocked,
+    Cancelled,
+    Completion,
+    Credit,
+    Error,
+    Frame,
+    Goaway,
+    Intent,
+    Output,
+    Piece,
+    RetryRun,
+    RunDone,
+    RunFailed,
+    Start,
+    StepFrame,
+    Waiting,
+    decode_batch,
+    encode_batch,
+)
+from holdfast.sdk.ids import child_id, new_id, workflow_id
+from holdfast.sdk.journal import (
+    AWAITED,
+    CANCELLED,
+    DIGESTED,
+    NOTHING,
+    OP_NAMES,
+    Failure,
+    Op,
+    Step,
+    digest,
+    pack_outcome,
+    pack_step,
+    some,
+)
 
 
 @dataclass
@@ -44,13 +86,14 @@ class Invocation:
     outcome: list[Any] | None = None
     errors: list[Failure] = field(default_factory=list)
     cancelled: bool = False
+    suspects_max: int = 0
     done: asyncio.Event = field(default_factory=asyncio.Event)
     paused: asyncio.Event = field(default_factory=asyncio.Event)
     suspended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def journal(self) -> list[tuple[str, str]]:
         """(operation, key) of each step after the input."""
-        return [(protocol.OP_NAMES[step.op], step.key) for step in self.steps[1:]]
+        return [(OP_NAMES[step.op], step.key) for step in self.steps[1:]]
 
 
 class MemoryLink:
@@ -59,10 +102,11 @@ class MemoryLink:
     def __init__(self, node: FakeNode, endpoint: Endpoint) -> None:
         self.node = node
         self.endpoint = endpoint
-        self.stream = Stream(endpoint, self._write)
+        self.version = node.version
+        self.stream = Stream(endpoint, self._write, version=self.version)
         self.open = True
         self.task = asyncio.ensure_future(self.stream.run())
-        self.stream.receive(protocol.encode_batch([protocol.Credit(1_000_000)]))
+        self.stream.receive(encode_batch([Credit(1_000_000)], self.version))
 
     async def _write(self, message: bytes) -> None:
         if self.open:
@@ -87,6 +131,7 @@ class SocketLink:
         self.node = node
         self.session = session
         self.socket = socket
+        self.version = 1
         self.open = True
         self.queue: asyncio.Queue[bytes] = asyncio.Queue()
         self.tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._send())]
@@ -95,14 +140,16 @@ class SocketLink:
     async def connect(cls, node: FakeNode, uri: str) -> SocketLink:
         session = aiohttp.ClientSession()
         try:
-            socket = await session.ws_connect(
-                f"{uri}/stream", headers={"x-holdfast-protocol": "1"}, max_msg_size=protocol.BATCH_BYTES_MAX
-            )
+            headers = {VERSION_HEADER: "1"}
+            if node.version > 1:
+                headers[HIGHEST_HEADER] = str(node.version)
+            socket = await session.ws_connect(f"{uri}/stream", headers=headers, max_msg_size=BATCH_BYTES_MAX)
         except BaseException:
             await session.close()
             raise
         link = cls(node, session, socket)
-        link.deliver(protocol.encode_batch([protocol.Credit(1_000_000)]))
+        link.version = int(socket._response.headers[VERSION_HEADER]) if node.version > 1 else 1
+        link.deliver(encode_batch([Credit(1_000_000)], link.version))
         return link
 
     async def _read(self) -> None:
@@ -134,13 +181,28 @@ Link = MemoryLink | SocketLink
 
 
 class FakeNode:
-    """See the module's text. `speed`: how much faster than real time sleeps and backoffs are."""
+    """See the module's text. `speed`: how much faster than real time sleeps and backoffs are.
 
-    def __init__(self, *, seed: int = 0, speed: float = 100.0, latency: bool = False, eager_state: bool = True) -> None:
+    `version`: the last version of the protocol that it knows. With 1 it does what nodes did before there was another.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        speed: float = 100.0,
+        latency: bool = False,
+        eager_state: bool = True,
+        version: int = VERSION,
+        limits: tuple[int, int] = (0, 0),
+    ) -> None:
+        self.limits = limits  # of journals: steps and bytes
+        self.version = version
         self.random = random.Random(seed)
         self.speed = speed
         self.latency = latency
         self.eager_state = eager_state
+        self.digests = True  # False: as nodes before level 2.
         self.invocations: dict[bytes, Invocation] = {}
         self.state: dict[tuple[str, str], dict[str, bytes]] = {}
         self.promises: dict[tuple[str, str, str], list[Any]] = {}
@@ -202,12 +264,14 @@ class FakeNode:
         headers: dict[str, str] | None = None,
         id: bytes | None = None,
         caller: tuple[bytes, int] | None = None,
+        suspects_max: int = 0,
     ) -> Invocation:
-        raw = id or protocol.new_id(service, key, os.urandom(16))
+        raw = id or new_id(service, key, os.urandom(16))
         known = self.invocations.get(raw)
         if known is not None:
             return known
         invocation = Invocation(raw, service, handler, key, payload, headers or {}, self.random.getrandbits(48), caller)
+        invocation.suspects_max = suspects_max
         invocation.order = 1
         invocation.steps.append(Step(Op.INPUT, "input", [invocation.headers], 1, 1, [0, payload]))
         self.invocations[raw] = invocation
@@ -226,14 +290,15 @@ class FakeNode:
     async def call(self, service: str, handler: str, payload: bytes = b"", **options: Any) -> bytes:
         return await self.result(self.invoke(service, handler, payload, **options))
 
-    def start_frame(self, invocation: Invocation) -> protocol.Start:
+    def start_frame(self, invocation: Invocation) -> Start:
         state: dict[str, bytes] | None = None
         if invocation.key is not None:
             state = self.state.setdefault((invocation.service, invocation.key), {}) if self.eager_state else {}
-        return protocol.Start(
+        return Start(
             invocation.id, invocation.epoch, invocation.service, invocation.handler, invocation.key, invocation.epoch,
-            self.now_ms(), invocation.seed, [protocol.pack_step(step) for step in invocation.steps], False,
+            self.now_ms(), invocation.seed, [pack_step(step) for step in invocation.steps], False,
             dict(state) if state is not None else None, self.eager_state, invocation.cancelled,
+            invocation.suspects_max, *self.limits,
         )  # fmt: skip
 
     def now_ms(self) -> int:
@@ -259,11 +324,11 @@ class FakeNode:
                     child = self._child(invocation, index, step.argument, spread=False)
                     if child in self.invocations:
                         self.cancel(self.invocations[child])
-                self.complete(invocation, index, [1, *CANCELLED])
+                self.complete(invocation, index, pack_outcome(CANCELLED))
         if not noticed:
             invocation.cancelled = True
             if invocation.status == "running":
-                self.send(protocol.Cancelled(invocation.id, invocation.epoch))
+                self.send(Cancelled(invocation.id, invocation.epoch))
             else:
                 self._begin(invocation)
 
@@ -279,14 +344,14 @@ class FakeNode:
     def _flush(self) -> None:
         frames, self.out = self.out, []
         if self.link is not None and frames:
-            self.link.deliver(protocol.encode_batch(frames))
+            self.link.deliver(encode_batch(frames, self.link.version))
 
     # -- frames from the SDK
 
     def receive(self, link: Link, message: bytes) -> None:
         if link is not self.link:
             return
-        frames = protocol.decode_batch(message, protocol.TO_NODE)
+        frames = decode_batch(message, TO_NODE, link.version)
         self.frames.extend(frames)
         if not self.latency:
             self._apply_all(link, frames)
@@ -329,39 +394,47 @@ class FakeNode:
 
     def _apply(self, frame: Frame) -> None:
         self.applied += 1
-        if isinstance(frame, protocol.Credit):
+        if isinstance(frame, Credit):
             self.credit += frame.frames
             return
-        if isinstance(frame, protocol.Goaway):
+        if isinstance(frame, Goaway):
             self.goaway = True
             return
+        if isinstance(frame, Blocked):
+            return
+        assert not isinstance(frame, Piece), "only nodes send pieces"
         invocation = self.invocations[frame.invocation]
         if invocation.epoch != frame.epoch or invocation.status != "running":
-            self.send(protocol.Abort(invocation.id, frame.epoch, "superseded"))
+            self.send(Abort(invocation.id, frame.epoch, "superseded"))
             return
         if self.on_frame is not None:
             self.on_frame(frame)
         match frame:
-            case protocol.StepFrame():
+            case Began():
+                pass
+            case StepFrame():
                 self._step(invocation, frame)
-            case protocol.RunFailed():
+            case RunFailed():
                 self._run_failed(invocation, frame)
-            case protocol.Intent() if frame.index < len(invocation.steps):
+            case Intent() if frame.index < len(invocation.steps):
                 step = invocation.steps[frame.index]
                 invocation.steps[frame.index] = step._replace(argument=[frame.name])
-                self.send(protocol.RetryRun(invocation.id, invocation.epoch, frame.index))
-            case protocol.Intent():
+                self.send(RetryRun(invocation.id, invocation.epoch, frame.index))
+            case Intent():
                 self._append(invocation, frame.index, Op.RUN, frame.key, [frame.name], None)
                 self._ack(invocation)
-            case protocol.RunDone():
+            case RunDone():
+                self._notices(invocation, frame.outcome)
                 self.complete(invocation, frame.index, frame.outcome)
-            case protocol.Abandon():
+            case Abandon():
                 invocation.steps[frame.index] = invocation.steps[frame.index]._replace(abandoned=True)
-            case protocol.Waiting():
+            case Waiting():
                 self._suspend(invocation, frame.steps)
-            case protocol.Output():
+            case Output() if invocation.cancelled and frame.outcome[0] == 0 and self.version > 1:
+                self._begin(invocation)
+            case Output():
                 self._complete_invocation(invocation, frame.outcome)
-            case protocol.Error():
+            case Error():
                 self._failed(invocation, frame)
 
     def _append(
@@ -373,23 +446,39 @@ class FakeNode:
         done = invocation.order if outcome is not None else 0
         invocation.steps.append(Step(op, key, argument, invocation.order, done, outcome))
 
-    def _ack(self, invocation: Invocation) -> None:
-        self.send(protocol.Ack(invocation.id, invocation.epoch, len(invocation.steps)))
+    def _kept(self, op: int, argument: list[Any]) -> list[Any]:
+        """What a journal has of an argument: a digest of what went to somebody else, and no headers."""
+        kept = list(argument)
+        if op in DIGESTED:
+            at = DIGESTED[op]
+            kept[at] = digest(kept[at]) if self.digests else None
+        if op in (Op.CALL, Op.SEND):
+            kept[4] = None
+        return kept
 
-    def _step(self, invocation: Invocation, frame: protocol.StepFrame) -> None:
+    def _ack(self, invocation: Invocation) -> None:
+        self.send(Ack(invocation.id, invocation.epoch, len(invocation.steps)))
+
+    def _notices(self, invocation: Invocation, outcome: list[Any]) -> None:
+        if outcome[0] == 1 and outcome[3] == CANCELLED.kind:
+            invocation.cancelled = False
+
+    def _step(self, invocation: Invocation, frame: StepFrame) -> None:
         index, argument, outcome = frame.index, frame.argument, frame.outcome
         given = outcome
-        if outcome is None and frame.op not in protocol.AWAITED:
+        if outcome is None and frame.op not in AWAITED:
             outcome = [0, b""]
-        self._append(invocation, index, frame.op, frame.key, argument, outcome)
+        self._append(invocation, index, frame.op, frame.key, self._kept(frame.op, argument), outcome)
         self._ack(invocation)
         where = (invocation.service, invocation.key or "")
         state = self.state.setdefault(where, {})
         if given is not None:
+            if frame.op == Op.RUN:
+                self._notices(invocation, given)
             return
         if invocation.cancelled and frame.op in (Op.SLEEP, Op.CALL, Op.PROMISE, Op.AWAKEABLE, Op.ATTACH):
             invocation.cancelled = False
-            self.complete(invocation, index, [1, *CANCELLED])
+            self.complete(invocation, index, pack_outcome(CANCELLED))
             return
         match frame.op:
             case Op.SLEEP:
@@ -446,12 +535,12 @@ class FakeNode:
     def _child(self, invocation: Invocation, index: int, argument: list[Any], *, spread: bool) -> bytes:
         service, handler, key = argument[:3]
         if handler == "main" and key is not None:
-            return protocol.workflow_id(service, key)
-        return protocol.child_id(invocation.id, index, service, key, spread=spread)
+            return workflow_id(service, key)
+        return child_id(invocation.id, index, service, key, spread=spread)
 
     def resolve_promise(self, service: str, key: str, name: str, outcome: list[Any]) -> list[Any]:
         if (service, key, name) in self.promises:
-            return [1, *Failure(409, f"promise {name!r} is resolved already", "PromiseResolved")]
+            return pack_outcome(Failure(409, f"promise {name!r} is resolved already", "PromiseResolved"))
         self.promises[service, key, name] = outcome
         for waiting, index in self.promise_waits.get((service, key, name), []):
             self.complete(self.invocations[waiting], index, outcome)
@@ -460,13 +549,13 @@ class FakeNode:
     def _later(self, ms: int, act: Callable[[], object]) -> None:
         asyncio.get_running_loop().call_later(ms / 1000 / self.speed, act)
 
-    def _run_failed(self, invocation: Invocation, frame: protocol.RunFailed) -> None:
+    def _run_failed(self, invocation: Invocation, frame: RunFailed) -> None:
         if frame.index == len(invocation.steps):
             self._append(invocation, frame.index, Op.RUN, frame.key, [frame.name, 0, 0, ""], None)
             self._ack(invocation)
         if invocation.cancelled:
             invocation.cancelled = False
-            self.complete(invocation, frame.index, [1, *CANCELLED])
+            self.complete(invocation, frame.index, pack_outcome(CANCELLED))
             return
         step = invocation.steps[frame.index]
         failures = step.argument[1] + 1
@@ -475,7 +564,7 @@ class FakeNode:
             text = f"step {frame.name!r} failed {failures} times; the last error: {frame.failure[2]}"
             self.complete(invocation, frame.index, [1, 500, text, "RetriesExhausted"])
             return
-        delay = min(interval, initial * (factor / 1000) ** (failures - 1))
+        delay = frame.retry_after_ms or min(interval, initial * (factor / 1000) ** (failures - 1))
         due = self.now_ms() + int(delay / self.speed)
         argument = [frame.name, failures, due, frame.failure[2]]
         invocation.steps[frame.index] = step._replace(argument=argument)
@@ -488,7 +577,7 @@ class FakeNode:
             return
         invocation.steps[index] = step._replace(argument=[argument[0], argument[1], 0, argument[3]])
         if invocation.status == "running":
-            self.send(protocol.RetryRun(invocation.id, invocation.epoch, index))
+            self.send(RetryRun(invocation.id, invocation.epoch, index))
         elif invocation.status == "suspended":
             self._begin(invocation)
 
@@ -500,7 +589,7 @@ class FakeNode:
         invocation.order += 1
         invocation.steps[index] = step._replace(done=invocation.order, outcome=outcome)
         if invocation.status == "running":
-            self.send(protocol.Completion(invocation.id, invocation.epoch, index, invocation.order, outcome))
+            self.send(Completion(invocation.id, invocation.epoch, index, invocation.order, outcome))
         elif invocation.status == "suspended":
             self._begin(invocation)
 
@@ -516,7 +605,7 @@ class FakeNode:
         else:
             self._begin(invocation)
 
-    def _failed(self, invocation: Invocation, frame: protocol.Error) -> None:
+    def _failed(self, invocation: Invocation, frame: Error) -> None:
         invocation.errors.append(Failure(*frame.failure[1:]))
         if frame.pause:
             invocation.status = "paused"

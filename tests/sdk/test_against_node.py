@@ -45,6 +45,7 @@ class World:
         self.done: Counter[str] = Counter()
         self.random = random.Random(7)
         self.awakeables: list[str] = []
+        self.fruits = ["fig", "pear"]
         self.service = service = Service("work")
         self.counter = counter = VirtualObject("counter")
         self.approval = approval = Workflow("approval")
@@ -69,7 +70,7 @@ class World:
             try:
                 await ctx.call(fail)
             except TerminalError as error:
-                failure = [error.message, error.code]
+                failure = [error.message, error.code, error.metadata]
             try:
                 await ctx.call("nobody/here")
             except TerminalError as error:
@@ -79,7 +80,7 @@ class World:
 
         @service.handler
         async def fail(ctx: Context) -> None:
-            raise TerminalError("no seats", code=418)
+            raise TerminalError("no seats", code=418, metadata={"seat": "12A"})
 
         @service.handler
         async def approve(ctx: Context) -> bool:
@@ -106,10 +107,47 @@ class World:
                 return await ctx.run("undo", self.do, "undone")
             return "slept"
 
+        @service.handler
+        async def twice(ctx: Context) -> list[Any]:
+            calls = [ctx.call(tick, idempotency_key="once") for _ in range(2)]
+            sent = ctx.send(tick, idempotency_key="once")
+            return [calls[0].invocation_id, *await asyncio.gather(*calls), sent.invocation_id]
+
+        @service.handler
+        async def tick(ctx: Context) -> int:
+            return await ctx.run("tick", self.tick)
+
+        @counter.handler
+        async def stuck(ctx: ObjectContext) -> None:
+            await ctx.call("counter/stuck", key=ctx.key)
+
+        @service.handler
+        async def busy(ctx: Context) -> str:
+            try:
+                await ctx.run("wait", asyncio.sleep, 3600)
+            except InvocationCancelled:
+                return await ctx.run("undo", self.do, "undone")
+            return "worked"
+
+        @service.handler
+        async def price(ctx: Context, fruit: str) -> str:
+            return f"price-of-{fruit}"
+
+        @service.handler
+        async def prices(ctx: Context) -> dict[str, str]:
+            self.fruits.reverse()  # As a set of texts does, from one process to the next.
+            found = {fruit: await ctx.call(price, fruit) for fruit in self.fruits}
+            await ctx.sleep(1)
+            return found
+
         @approval.main
         async def run(ctx: WorkflowContext, who: str) -> str:
             ctx.set("who", who)
             return f"{who}: {await ctx.promise('decision', str)}"
+
+        @approval.handler
+        async def asked(ctx: WorkflowContext) -> str | None:
+            return await ctx.get("who", str)
 
         @approval.handler
         async def decide(ctx: WorkflowContext, what: str) -> str | None:
@@ -117,7 +155,7 @@ class World:
             return await ctx.get("who", str)
 
         self.add, self.peek, self.everything, self.fail, self.approve = add, peek, everything, fail, approve
-        self.many, self.sleepy, self.run, self.decide = many, sleepy, run, decide
+        self.many, self.sleepy, self.run, self.decide, self.prices = many, sleepy, run, decide, prices
 
     @property
     def services(self) -> list[Any]:
@@ -131,6 +169,10 @@ class World:
     def do_sync(self, name: str) -> str:
         self.done[name] += 1
         return name
+
+    def tick(self) -> int:
+        self.done["tick"] += 1
+        return self.done["tick"]
 
     async def flaky(self) -> str:
         self.done["flaky"] += 1
@@ -172,7 +214,7 @@ def test_every_operation_works_end_to_end(tmp_path: Path) -> None:
                 "first": "first",
                 "both": ["a", "b"],
                 "total": 12,
-                "failure": ["no seats", 418],
+                "failure": ["no seats", 418, {"seat": "12A"}],
                 "missing": 404,
                 "late": "winner",
             }
@@ -183,9 +225,17 @@ def test_every_operation_works_end_to_end(tmp_path: Path) -> None:
             with pytest.raises(CallFailed) as caught:
                 await client.call(world.fail)
             assert (caught.value.code, caught.value.source) == (418, "invocation")
+            assert caught.value.metadata == {"seat": "12A"}
             with pytest.raises(CallFailed) as caught:
                 await client.call("work/everything", {"name": "x"})
             assert caught.value.code == 400
+
+            first, *ticks, last = await client.call("work/twice")
+            assert ticks == [1, 1] and first == last and world.done["tick"] == 1
+            assert await client.call("work/tick", idempotency_key="once") == 1, "a client's call is the same one"
+            with pytest.raises(CallFailed, match="counter/k → counter/k") as caught:
+                await client.call("counter/stuck", key="k")
+            assert caught.value.code == 409
 
             sent = await client.send(world.approve, idempotency_key="once")
             again = await client.send(world.approve, idempotency_key="once")
@@ -201,6 +251,8 @@ def test_every_operation_works_end_to_end(tmp_path: Path) -> None:
             assert await client.output(sent.invocation_id, bool) is True
 
             main = await client.send(world.run, "ann", key="k1")
+            while await client.call("approval/asked", key="k1") is None:
+                await asyncio.sleep(0.01)  # `decide` sees the state that there is when it begins.
             assert await client.call(world.decide, "yes", key="k1") == "ann"
             assert await client.attach(main) == "ann: yes"
             assert await client.attach_workflow(world.approval, "k1") == "ann: yes"
@@ -237,11 +289,12 @@ def test_the_sync_client_needs_no_event_loop(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_cancelled_code_compensates(tmp_path: Path) -> None:
+@pytest.mark.parametrize("handler", ["sleepy", "busy"])
+def test_cancelled_code_compensates(tmp_path: Path, handler: str) -> None:
     async def main() -> None:
         world = World()
         async with running(tmp_path, world) as (node, _, client), asyncio.timeout(60):
-            sent = await client.send(world.sleepy)
+            sent = await client.send(f"work/{handler}")
             await asyncio.sleep(0.5)
             async with (
                 aiohttp.ClientSession() as session,
@@ -250,6 +303,26 @@ def test_cancelled_code_compensates(tmp_path: Path) -> None:
                 assert response.status < 300, await response.text()
 
             assert await client.attach(sent) == "undone"
+
+    asyncio.run(main())
+
+
+def test_a_call_with_another_argument_in_replay_pauses_the_invocation(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = World()
+        async with running(tmp_path, world) as (node, _, client), asyncio.timeout(60):
+            sent = await client.send(world.prices)
+            async with aiohttp.ClientSession() as session:
+                while True:
+                    async with session.get(f"{node.admin_url}/invocations/{sent.invocation_id}") as response:
+                        found = await response.json()
+                    if found["status"] not in ("ready", "running", "suspended"):
+                        break
+                    await asyncio.sleep(0.02)
+
+            assert found["status"] == "paused"
+            assert found["last_failure"]["kind"] == "NonDeterminismError"
+            assert "The argument differs" in found["last_failure"]["message"]
 
     asyncio.run(main())
 

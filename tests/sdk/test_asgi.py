@@ -12,7 +12,8 @@ import hypercorn.config
 import pytest
 import uvicorn
 
-from holdfast.sdk import Context, Service, endpoint, protocol
+from holdfast.sdk import Context, Service, endpoint
+from holdfast.sdk.frames import TO_NODE, StepFrame, Waiting, decode_batch, encode_batch
 from tests.sdk.fake_node import FakeNode
 
 
@@ -95,9 +96,9 @@ def test_a_node_reaches_the_handlers(server: Any, make: Any, prefix: str) -> Non
             start = node.start_frame(node.invoke("greeter", "greet", b'"Bob"'))
             start = start._replace(invocation=b"x" * 16)
             url = f"{uri}{prefix}/invoke/greeter/greet"
-            async with session.post(url, data=protocol.encode_batch([start])) as response:
-                frames = protocol.decode_batch(await response.read(), protocol.TO_NODE)
-            assert [type(frame) for frame in frames] == [protocol.StepFrame, protocol.Waiting]
+            async with session.post(url, data=encode_batch([start])) as response:
+                frames = decode_batch(await response.read(), TO_NODE)
+            assert [type(frame) for frame in frames] == [StepFrame, Waiting]
             async with session.post(url, data=b"nonsense") as response:
                 assert response.status == 400
             async with session.get(url) as response:
@@ -106,6 +107,12 @@ def test_a_node_reaches_the_handlers(server: Any, make: Any, prefix: str) -> Non
                 assert response.status == 404
             with pytest.raises(aiohttp.WSServerHandshakeError):
                 await session.ws_connect(f"{uri}{prefix}/stream", headers={"x-holdfast-protocol": "7"})
+            for version in (1, 2):
+                other = FakeNode(version=version)
+                await other.connect_uri(uri + prefix)
+                assert other.link is not None and other.link.version == version
+                assert await other.call("greeter", "greet", b'"Ada"') == b'"hello Ada"'
+                await other.crash()
             socket = await session.ws_connect(f"{uri}{prefix}/stream")
             await socket.receive_bytes()
             await socket.send_bytes(b"nonsense")

@@ -4,13 +4,26 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from holdfast.sdk import CallFailed, Client, NotReady, SyncClient, Unreachable
-from holdfast.sdk import client as client_module
+from holdfast.sdk import (
+    CallFailed,
+    CallTimedOut,
+    Client,
+    Context,
+    InvocationPaused,
+    NotReady,
+    Service,
+    SyncClient,
+    Unreachable,
+)
+from holdfast.sdk.client import retries
+from holdfast.sdk.ids import format_id, idempotent_id
+from tests import sync_client
 
 LATER_S = 0.3
 
@@ -50,7 +63,7 @@ class Ingress:
             await runner.cleanup()
 
 
-async def ask(kind: type, url: str, method: str, *args: Any, retry_for: float = 20, **options: Any) -> Any:
+async def ask(kind: type, url: str | list[str], method: str, *args: Any, retry_for: float = 20, **options: Any) -> Any:
     """The same request by either client."""
     if kind is Client:
         async with Client(url, retry_for=retry_for) as client:
@@ -84,7 +97,7 @@ def test_a_request_is_tried_again_under_the_same_idempotency_key(kind: type) -> 
 @both
 def test_a_client_that_waited_for_long_is_not_out_of_patience(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes are restarted, again and again, while it waits for an outcome. Only tries that fail use up its patience."""
-    monkeypatch.setattr(client_module, "_LONG", LATER_S)
+    monkeypatch.setattr(retries, "LONG_S", LATER_S)
 
     async def main() -> None:
         ingress = Ingress("drop later", "drop later")
@@ -153,6 +166,21 @@ def test_paths_are_encoded_and_delays_are_sent(kind: type) -> None:
 
 
 @both
+def test_a_paused_invocation_is_said_at_once_with_its_id(kind: type) -> None:
+    async def main() -> None:
+        headers = {"x-holdfast-status": "paused", "x-holdfast-id": "inv_1"}
+        ingress = Ingress((503, headers, b'{"message":"inv_1 is paused: KeyError","source":"ingress"}'))
+        async with ingress.running() as url:
+            with pytest.raises(InvocationPaused, match="KeyError") as caught:
+                await ask(kind, url, "call", "greeter/greet", 1)
+
+        assert caught.value.invocation_id == "inv_1"
+        assert len(ingress.seen) == 1
+
+    asyncio.run(main())
+
+
+@both
 def test_output_that_is_not_there_is_not_ready(kind: type) -> None:
     async def main() -> None:
         ingress = Ingress((470, {}, b'{"message":"has not completed"}'), (200, {}, b"7"))
@@ -184,3 +212,72 @@ def test_a_url_that_is_none_is_refused() -> None:
     for url in ("localhost:8080", "ftp://host", ""):
         with pytest.raises(ValueError, match="like http"):
             Client(url)
+
+
+@both
+def test_a_client_goes_on_at_the_next_address_and_remembers_the_good_one(kind: type) -> None:
+    async def main() -> None:
+        busy = (503, {"Retry-After": "30"}, b'{"message":"no leader","source":"ingress"}')
+        stopping, dropping, good = Ingress(busy, busy), Ingress("drop", "drop"), Ingress()
+        async with stopping.running() as first, dropping.running() as second, good.running() as third:
+            addresses = ["http://127.0.0.1:1", first, second, third]
+
+            def use() -> Any:
+                with SyncClient(addresses) as client:
+                    return [client.call("greeter/greet", 1), client.call("greeter/greet", 2)]
+
+            async def use_async() -> Any:
+                async with Client(addresses) as client:
+                    return [await client.call("greeter/greet", 1), await client.call("greeter/greet", 2)]
+
+            async with asyncio.timeout(20):  # Retry-After of one node does not hold up the others.
+                assert await (use_async() if kind is Client else asyncio.to_thread(use)) == [1, 2]
+
+        assert (len(stopping.seen), len(dropping.seen), len(good.seen)) == (1, 1, 2)
+        assert stopping.seen[0] == dropping.seen[0] == good.seen[0], "one request, under one key"
+
+    asyncio.run(main())
+
+
+@both
+def test_nobody_at_any_address_is_said_after_the_given_time(kind: type) -> None:
+    async def main() -> None:
+        with pytest.raises(Unreachable):
+            await ask(kind, ["http://127.0.0.1:1", "http://127.0.0.1:2"], "call", "greeter/greet", retry_for=0.3)
+
+    asyncio.run(main())
+
+
+@both
+def test_a_call_with_a_timeout_says_which_invocation_goes_on(kind: type) -> None:
+    service = Service("slow")
+
+    @service.handler
+    async def work(ctx: Context) -> None: ...
+
+    async def main() -> None:
+        ingress = Ingress("drop later", "drop later", "drop later")
+        async with ingress.running() as url:
+            with pytest.raises(CallTimedOut) as caught:
+                await ask(kind, url, "call", work, idempotency_key="once", timeout=0.1)
+            with pytest.raises(TimeoutError):
+                await ask(kind, url, "call", "slow/work", timeout=timedelta(milliseconds=50))
+
+        expected = format_id(idempotent_id("slow", None, "work", "once"))
+        assert caught.value.invocation_id == expected and "goes on" in str(caught.value)
+
+    asyncio.run(main())
+
+
+@both
+def test_a_call_that_is_answered_in_time_is_not_limited_afterwards(kind: type) -> None:
+    async def main() -> None:
+        ingress = Ingress()
+        async with ingress.running() as url:
+            assert await ask(kind, url, "call", "greeter/greet", 7, timeout=30) == 7
+
+    asyncio.run(main())
+
+
+def test_the_synchronous_client_is_generated_from_the_asynchronous_one() -> None:
+    assert sync_client.TWIN.read_text(encoding="utf-8") == sync_client.twin(), "run `make sync-client`"

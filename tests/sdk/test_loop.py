@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 from typing import cast
 
 import pytest
@@ -45,3 +47,22 @@ def test_a_connection_that_ends_while_it_begins_is_closed_once() -> None:
     assert ours.new_event_loop is not None
     with asyncio.Runner(loop_factory=ours.new_event_loop) as runner:
         runner.run(run())
+
+
+def test_the_collector_leaves_alone_what_a_process_has_loaded_and_finds_what_comes_later() -> None:
+    program = """
+import gc, weakref
+from holdfast.sdk.loop import calm_collector
+class Node: pass
+calm_collector()
+frozen = gc.get_freeze_count()
+one, other = Node(), Node()
+one.peer, other.peer = other, one
+found = weakref.ref(one)
+del one, other
+gc.collect()
+print(frozen > 10_000, found() is None, gc.isenabled())
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+
+    assert said.stdout.split() == ["True", "True", "True"]

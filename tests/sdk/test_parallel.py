@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 from holdfast.sdk import Context, Service
-from holdfast.sdk.service import AnyService
+from holdfast.sdk.definition import AnyService
 from tests.sdk.fake_node import FakeNode, run_with_crashes
 
 
@@ -78,7 +78,7 @@ def parallel(effects: Effects) -> Service:
         return winners
 
     async def sleep(ctx: Context, n: int) -> None:
-        await ctx.sleep(milliseconds=effects.random.random() * 300)
+        await ctx.sleep(milliseconds=ctx.random.random() * 300)
 
     return service
 

@@ -6,9 +6,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from holdfast.sdk import Context, Server, Service, protocol
+from holdfast.sdk import Context, Server, Service
 from holdfast.sdk.endpoint import Endpoint, Superseded
-from holdfast.sdk.protocol import Frame, ProtocolError, decode_batch, encode_batch
+from holdfast.sdk.frames import TO_NODE, Ack, Error, Frame, StepFrame, Waiting, decode_batch, encode_batch
+from holdfast.sdk.journal import ProtocolError
 from tests.sdk.fake_node import FakeNode, Invocation
 
 
@@ -18,7 +19,7 @@ async def drive(node: FakeNode, endpoint: Endpoint, invocation: Invocation) -> l
     for _ in range(100):
         body = encode_batch([node.start_frame(invocation)])
         answer = await endpoint.invoke(invocation.service, invocation.handler, body)
-        frames: list[Frame] = decode_batch(answer, protocol.TO_NODE)
+        frames: list[Frame] = decode_batch(answer, TO_NODE)
         answers.append([type(frame).__name__ for frame in frames])
         for frame in frames:
             node._apply(frame)
@@ -34,9 +35,16 @@ def begin(node: FakeNode, service: str, handler: str) -> Invocation:
     return node.invoke(service, handler)
 
 
-def test_an_attempt_returns_at_every_wait_and_before_every_further_effect() -> None:
+STRICT = [["StepFrame", "Waiting"]] * 3 + [["StepFrame"] * 3 + ["Waiting"], ["Output"]]
+AHEAD = [["StepFrame", "Waiting"], ["StepFrame", "StepFrame", "Waiting"], ["StepFrame"] * 3 + ["Output"]]
+
+
+@pytest.mark.parametrize(("run_ahead", "expected"), [(False, STRICT), (True, AHEAD)])
+def test_an_attempt_returns_at_every_wait_and_before_every_further_effect(
+    run_ahead: bool, expected: list[list[str]]
+) -> None:
     ran: list[str] = []
-    service = Service("serverless")
+    service = Service("serverless", run_ahead=run_ahead)
 
     @service.handler
     async def work(ctx: Context) -> str:
@@ -52,11 +60,7 @@ def test_an_attempt_returns_at_every_wait_and_before_every_further_effect() -> N
         invocation = begin(node, "serverless", "work")
         answers = await drive(node, endpoint, invocation)
 
-        assert answers == [
-            ["StepFrame", "Waiting"],
-            ["StepFrame", "StepFrame", "Waiting"],
-            ["StepFrame"] * 3 + ["Output"],
-        ]
+        assert answers == expected
         assert invocation.outcome == [0, b'"done"']
         assert not endpoint.attempts
 
@@ -104,9 +108,9 @@ def test_at_most_once_needs_a_stream_and_says_so() -> None:
         invocation = begin(node, "serverless", "work")
         body = encode_batch([node.start_frame(invocation)])
         answer = await Endpoint([service]).invoke("serverless", "work", body)
-        (error,) = decode_batch(answer, protocol.TO_NODE)
+        (error,) = decode_batch(answer, TO_NODE)
 
-        assert isinstance(error, protocol.Error)
+        assert isinstance(error, Error)
         assert error.pause
         assert "needs a stream" in error.failure[2]
 
@@ -132,7 +136,7 @@ def test_bodies_that_are_not_one_whole_start_are_refused() -> None:
             ("work", encode_batch([start._replace(journal=[])])),
             ("work", encode_batch([start._replace(journal=[b"nonsense"])])),
             ("other", encode_batch([start])),
-            ("work", encode_batch([protocol.Ack(start.invocation, 1, 1)])),
+            ("work", encode_batch([Ack(start.invocation, 1, 1)])),
         ]
         for handler, body in wrong:
             with pytest.raises(ProtocolError):
@@ -185,9 +189,16 @@ def test_requests_reach_the_built_in_server() -> None:
         url = f"{server.uri}/invoke/serverless/work"
         async with aiohttp.ClientSession() as session:
             async with session.post(url, data=encode_batch([start])) as response:
-                frames = decode_batch(await response.read(), protocol.TO_NODE)
+                frames = decode_batch(await response.read(), TO_NODE)
                 assert response.status == 200
-            assert isinstance(frames[-1], protocol.Output)
+            assert [type(frame) for frame in frames] == [StepFrame, Waiting]
+            for version in ("1", "2"):
+                again = node.start_frame(begin(node, "serverless", "work"))
+                body = encode_batch([again], int(version))
+                async with session.post(url, data=body, headers={"x-holdfast-protocol": version}) as response:
+                    assert decode_batch(await response.read(), TO_NODE, int(version))
+                    assert response.headers["x-holdfast-protocol"] == version
+                    assert response.headers["x-holdfast-protocol-max"] == "2"
             async with session.post(url, data=b"nonsense") as response:
                 assert response.status == 400
                 assert "msgpack" in (await response.json())["message"]

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,13 +11,14 @@ import pytest
 from holdfast.sdk import (
     Context,
     RetriesExhausted,
+    RetryableError,
     RetryPolicy,
     RunAgain,
     Service,
     TerminalError,
     current_step,
-    protocol,
 )
+from holdfast.sdk.frames import Ack, Frame, RunDone, RunFailed, StepFrame, Suspend
 from tests.sdk.fake_node import FakeNode, Invocation
 
 
@@ -57,6 +59,58 @@ def test_a_failing_step_is_tried_again_until_it_works() -> None:
     assert len(tries) == 4
 
 
+def test_a_function_that_runs_out_of_items_fails_its_step() -> None:
+    tries: list[int] = []
+    service = Service("first")
+
+    def first() -> str:
+        tries.append(current_step().number)
+        return next(iter(["worked"][: len(tries) - 1]))  # StopIteration, the first time.
+
+    @service.handler
+    async def handler(ctx: Context) -> str:
+        return await ctx.run("first", first)
+
+    async def main() -> list[RunFailed]:
+        node = FakeNode()
+        node.connect([service])
+        invocation = node.invoke("first", "handler")
+
+        assert await asyncio.wait_for(node.result(invocation), 30) == b'"worked"'
+        return [frame for frame in node.frames if isinstance(frame, RunFailed)]
+
+    (failed,) = asyncio.run(main())
+
+    assert failed.failure[2].startswith("RuntimeError: the function raised StopIteration")
+    assert failed.failure[4]["trace"][-1].endswith(".<locals>.first")
+
+
+@pytest.mark.parametrize("after", [2.5, timedelta(seconds=2.5)])
+def test_a_step_says_when_to_try_it_again(after: float | timedelta) -> None:
+    tries: list[int] = []
+    service = Service("busy")
+
+    def ask() -> str:
+        tries.append(current_step().number)
+        if len(tries) < 2:
+            raise RetryableError("the model is overloaded", retry_after=after)
+        return "worked"
+
+    @service.handler
+    async def handler(ctx: Context) -> str:
+        return await ctx.run("ask", ask)
+
+    async def main(version: int) -> list[int]:
+        tries.clear()
+        node = FakeNode(version=version)
+        node.connect([service])
+        assert await node.call("busy", "handler") == b'"worked"'
+        return [frame.retry_after_ms for frame in node.frames if isinstance(frame, RunFailed)]
+
+    assert asyncio.run(main(2)) == [2500]
+    assert asyncio.run(main(1)) == [0], "a node of before does not know the field"
+
+
 def test_a_step_gives_up_after_its_attempts_also_over_crashes() -> None:
     tries: list[int] = []
     service = Service("hopeless")
@@ -74,7 +128,7 @@ def test_a_step_gives_up_after_its_attempts_also_over_crashes() -> None:
 
     async def main() -> None:
         node = FakeNode()
-        node.crash_at = lambda frame: "after" if isinstance(frame, protocol.RunFailed) and len(tries) % 2 else None
+        node.crash_at = lambda frame: "after" if isinstance(frame, RunFailed) and len(tries) % 2 else None
         node.connect([service])
         invocation = node.invoke("hopeless", "handler")
         result = await finish(node, [service], invocation)
@@ -159,7 +213,7 @@ def test_effect_keys_are_stable_over_tries_and_crashes_and_differ_between_steps(
     async def main() -> None:
         node = FakeNode()
         once = ["before"]
-        node.crash_at = lambda frame: once.pop() if isinstance(frame, protocol.RunDone) and once else None
+        node.crash_at = lambda frame: once.pop() if isinstance(frame, RunDone) and once else None
         node.connect([service])
         invocation = node.invoke("keys", "handler")
         await finish(node, [service], invocation)
@@ -406,7 +460,7 @@ def test_a_result_has_its_declared_type_live_as_in_replay() -> None:
 
     async def main() -> None:
         node = FakeNode()
-        node.crash_at = lambda frame: "after" if len(seen) == 1 and isinstance(frame, protocol.StepFrame) else None
+        node.crash_at = lambda frame: "after" if len(seen) == 1 and isinstance(frame, StepFrame) else None
         node.connect([service])
         await finish(node, [service], node.invoke("typed", "ask"))
 
@@ -545,9 +599,9 @@ def test_a_result_that_cannot_be_kept_pauses_the_invocation() -> None:
 
 
 def test_the_next_effect_waits_for_the_record_of_the_one_before() -> None:
-    """While a step is not acknowledged, no further function starts; the output may travel with it."""
+    """While a step is not acknowledged, no further function starts; if it may run ahead, the output travels with it."""
     started: list[str] = []
-    service = Service("ahead")
+    service = Service("ahead", run_ahead=True)
 
     @service.handler
     async def handler(ctx: Context) -> str:
@@ -558,11 +612,11 @@ def test_the_next_effect_waits_for_the_record_of_the_one_before() -> None:
 
     async def main() -> None:
         node = FakeNode()
-        held: list[protocol.Frame] = []
+        held: list[Frame] = []
         send = node.send
 
-        def hold(frame: protocol.Frame) -> None:
-            if isinstance(frame, protocol.Ack):
+        def hold(frame: Frame) -> None:
+            if isinstance(frame, Ack):
                 held.append(frame)
             else:
                 send(frame)
@@ -579,8 +633,8 @@ def test_the_next_effect_waits_for_the_record_of_the_one_before() -> None:
         for frame in held:
             send(frame)
         assert await node.result(invocation) == b'"done"'
-        batches = [type(frame).__name__ for frame in node.frames]
-        assert batches[-2:] == ["StepFrame", "Output"]
+        frames = [frame for frame in node.frames if getattr(frame, "invocation", None) == invocation.id]
+        assert [type(frame).__name__ for frame in frames[-2:]] == ["StepFrame", "Output"]
 
     asyncio.run(main())
 
@@ -611,10 +665,10 @@ def test_an_attempt_that_is_asked_back_ends_its_step_and_begins_no_other() -> No
         node.connect([service], suspend_after=60.0)
         journal_then = asyncio.Event()
 
-        def on_frame(frame: protocol.Frame) -> None:
-            if isinstance(frame, protocol.StepFrame) and frame.key == "quick":
+        def on_frame(frame: Frame) -> None:
+            if isinstance(frame, StepFrame) and frame.key == "quick":
                 # It is asked back while one function runs, and before the next one may start.
-                node.send(protocol.Suspend(invocation.id, 1))
+                node.send(Suspend(invocation.id, 1))
                 journal_then.set()
 
         node.on_frame = on_frame
@@ -654,9 +708,9 @@ def test_code_that_cannot_be_handed_back_goes_on_although_it_was_asked_back(wait
         node = FakeNode()
         node.connect([service], suspend_after=60.0)
 
-        def on_frame(frame: protocol.Frame) -> None:
-            if isinstance(frame, protocol.StepFrame) and frame.key == "first":
-                node.send(protocol.Suspend(invocation.id, 1))
+        def on_frame(frame: Frame) -> None:
+            if isinstance(frame, StepFrame) and frame.key == "first":
+                node.send(Suspend(invocation.id, 1))
 
         node.on_frame = on_frame
         invocation = node.invoke("stays", "handler")

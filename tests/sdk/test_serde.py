@@ -132,6 +132,11 @@ def test_what_cannot_be_written_is_refused(value: Any) -> None:
         serde_for(Any).dump(value)
 
 
+def test_a_value_that_cannot_be_written_is_named_by_its_type() -> None:
+    with pytest.raises(BadPayload, match="a value of type object cannot be written as JSON"):
+        serde_for(Any).dump([object()])
+
+
 def test_schemas_describe_the_hints() -> None:
     assert serde_for(Any).schema() is None
     assert serde_for(bytes).schema() is None

@@ -50,7 +50,7 @@ def test_the_manifest_says_what_there_is() -> None:
             manifest = await response.json()
         await server.stop()
 
-        assert manifest["protocol"] == {"min": 1, "max": 1}
+        assert manifest["protocol"] == {"min": 1, "max": 2}
         assert manifest["modes"] == ["stream", "request-response"]
         (service,) = manifest["services"]
         assert (service["name"], service["kind"], service["doc"]) == ("greeter", "service", "Says hello.")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cluster.registry import read_manifest
+from holdfast.cluster.registry.manifest import read_manifest
 from holdfast.sdk import (
     BadDefinition,
     Context,
@@ -53,28 +53,28 @@ def test_bad_definitions_are_refused_with_a_reason() -> None:
     async def good(ctx: Context) -> None: ...
 
     handler: Any = service.handler
-    wrong(lambda: Service(""), "begins with a letter")
-    wrong(lambda: Service("a/b"), "begins with a letter")
+    wrong(lambda: Service(""), "must begin with a letter")
+    wrong(lambda: Service("a/b"), "must begin with a letter")
     wrong(lambda: Service("holdfast"), "a path of the ingress")
     wrong(lambda: handler(sync), "an async function")
-    wrong(lambda: handler(no_context), "takes the context")
+    wrong(lambda: handler(no_context), "must take the context")
     wrong(lambda: handler(three), "at most one input")
     wrong(lambda: handler(keyword), "at most one input")
     wrong(lambda: handler(unresolved), "type hints cannot be resolved")
     wrong(lambda: handler(opaque), "Endpoint cannot be read from JSON")
     wrong(lambda: handler(colour="red"), "unknown option 'colour'")
     wrong(lambda: handler(name="send")(good), "a path of the ingress")
-    wrong(lambda: [handler(good), handler(good)], "has a handler 'good' already")
+    wrong(lambda: [handler(good), handler(good)], "already has a handler named 'good'")
     wrong(lambda: Endpoint([]), "at least one")
     wrong(lambda: Endpoint([Service("empty")]), "has no handlers")
     wrong(lambda: Endpoint([service, service]), "two services are named")
-    wrong(lambda: Endpoint([print]), "Workflow expected")  # type: ignore[list-item]
+    wrong(lambda: Endpoint([print]), "must be Service, VirtualObject or Workflow objects")  # type: ignore[list-item]
     workflow = Workflow("flow")
     workflow.handler(name="beside")(good)
     wrong(lambda: Endpoint([workflow]), "no main handler")
     workflow.main(name="first")(good)
-    wrong(lambda: workflow.main(name="second")(good), "has a main handler already")
-    wrong(lambda: workflow.handler(shared=False), "always shared")
+    wrong(lambda: workflow.main(name="second")(good), "already has a main handler")
+    wrong(lambda: workflow.handler(shared=False), "all others must be shared")
 
 
 @pytest.mark.parametrize(
@@ -140,3 +140,18 @@ def test_a_handler_may_be_called_as_the_function_it_is() -> None:
     assert asyncio.run(double(None, 4)) == 8
     assert double.__doc__ == "Doubles."
     assert repr(double) == "<handler orders/double>"
+
+
+def test_a_context_of_another_kind_of_service_is_refused_where_the_handler_is_defined() -> None:
+    with pytest.raises(BadDefinition, match="get Context as their context, not ObjectContext"):
+
+        @Service("plain").handler  # type: ignore[arg-type]
+        async def state(ctx: ObjectContext) -> None: ...
+
+    with pytest.raises(BadDefinition, match="get ObjectContext as their context, not WorkflowContext"):
+
+        @VirtualObject("object").handler  # type: ignore[arg-type]
+        async def promise(ctx: WorkflowContext) -> None: ...
+
+    @Workflow("flow").handler
+    async def fine(ctx: ObjectContext) -> None: ...

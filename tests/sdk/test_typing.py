@@ -60,6 +60,16 @@ async def add(ctx: ObjectContext, amount: int) -> int:
     reveal_type(await ctx.get("count", int))
     return amount
 
+@trips.handler
+async def greet(ctx: Context, name: str = "you") -> str:
+    return name
+
+@counter.handler(shared=True)
+async def read(ctx: ObjectContext, digits: int = 2) -> float:
+    reveal_type(await ctx.call(greet))
+    reveal_type(await ctx.call(greet, "Ada"))
+    return 0.0
+
 @approval.main
 async def run(ctx: WorkflowContext, trip: Trip) -> bool:
     reveal_type(await ctx.promise("decision", bool))
@@ -69,11 +79,14 @@ async def client_code(client: Client, sync: SyncClient) -> None:
     reveal_type(await client.call(book, Trip("Rome")))
     reveal_type(await client.attach(await client.send(add, 5, key="a")))
     reveal_type(sync.call(run, Trip("Rome"), key="k"))
+    reveal_type(await client.call(read, key="k"))
+    reveal_type(sync.call(read, 3, key="k"))
+    reveal_type(await client.attach(await client.send(greet)))
 """
 
 REVEALED = [
     "Receipt", "str", "tuple[str, None]", "Receipt", "str", "int", "Any", "Receipt", "str", "tuple[str, int]", "Receipt",
-    "Operation[bool]", "Receipt", "int | None", "bool", "Receipt", "int", "bool",
+    "Operation[bool]", "Receipt", "int | None", "str", "str", "bool", "Receipt", "int", "bool", "float", "float", "str",
 ]  # fmt: skip
 
 BAD = [
@@ -86,6 +99,9 @@ BAD = [
     "x: int = await ctx.call(ping)",
     "await ctx.run('charge', charge, 'x')",
     "ctx.get('x')",
+    "await ctx.call(greet, 5)",
+    "await ctx.call(read, 'x', key='k')",
+    "await ctx.call(read)",
 ]
 
 
@@ -116,7 +132,8 @@ def test_types_are_inferred_from_handlers_and_mistakes_are_found(tmp_path: Path)
 
     notes = [line.partition('Revealed type is "')[2].rstrip('"') for line in found if "Revealed type" in line]
     shown = [
-        note.replace("snippet.", "").replace("builtins.", "").replace("holdfast.sdk.attempt.", "") for note in notes
+        note.replace("snippet.", "").replace("builtins.", "").replace("holdfast.sdk.attempt.operation.", "")
+        for note in notes
     ]
     assert shown == REVEALED
     errors = {int(line.split(":")[1]): line for line in found if " error: " in line}

@@ -3,14 +3,18 @@
 import asyncio
 import gc
 import logging
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from holdfast.sdk import AttemptEnded, Context, Service, TerminalError, protocol
+from holdfast.sdk import AttemptEnded, Context, Service, TerminalError, Workflow, WorkflowContext
 from holdfast.sdk.endpoint import Endpoint
+from holdfast.sdk.frames import Abort, Intent
+from holdfast.sdk.ids import format_id
+from holdfast.sdk.journal import Op
 from tests.sdk.fake_node import FakeNode, Invocation
 
 
@@ -137,7 +141,7 @@ def test_an_attempt_is_freed_when_it_ends_without_the_garbage_collector(ends: st
         invocation = node.invoke("memory", "handle")
         await until(lambda: kept)
         if ends == "is aborted":
-            node.send(protocol.Abort(invocation.id, invocation.epoch, "so we wish"))
+            node.send(Abort(invocation.id, invocation.epoch, "so we wish"))
         await until(lambda: not endpoint.attempts)
         await until(lambda: kept[0]() is None, seconds=10)
 
@@ -254,6 +258,49 @@ def test_code_that_swallows_the_end_of_its_attempt_cannot_do_anything_any_more()
     assert done == []
 
 
+@pytest.mark.parametrize("what", ["operation", "same operation", "promise"])
+def test_code_that_catches_everything_in_a_loop_does_not_block_the_process(
+    what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[BaseException] = []
+    is_over: list[bool] = []
+    service = Workflow("stubborn")
+
+    @service.main
+    async def wait(ctx: WorkflowContext) -> str:
+        operation = ctx.sleep(days=300)
+        while True:
+            try:
+                match what:
+                    case "operation":
+                        await ctx.sleep(days=300)
+                    case "same operation":
+                        await operation
+                    case _:
+                        await ctx.promise("approved")
+            except BaseException as error:
+                told.append(error)
+                if is_over:
+                    raise
+                if len(told) == 100_000:
+                    os._exit(3)  # Nothing else ends this process.
+
+    async def main() -> None:
+        node = FakeNode()
+        endpoint = node.connect([service], suspend_after=0.02)
+        invocation = node.invoke("stubborn", "wait", key="k")
+        async with asyncio.timeout(30):
+            await invocation.suspended.wait()
+        await until(lambda: "Write `except Exception:`" in caplog.text)
+        assert not endpoint.attempts
+
+    asyncio.run(main())  # It does not wait for the task that nothing can end.
+
+    assert 100 <= len(told) < 200
+    is_over.append(True)
+    gc.collect()
+
+
 def test_a_newer_attempt_ends_an_older_one_of_the_same_process() -> None:
     running: list[int] = []
     cancelled: list[int] = []
@@ -320,7 +367,11 @@ def test_a_plain_timeout_abandons_the_step_also_in_replay() -> None:
         node.connect([service])
 
         assert await node.result(invocation) == b'["call","run"]'
-        assert [step.abandoned for step in invocation.steps[1:]] == [True, False, True, False]
+        abandoned = {step.key: step.abandoned for step in invocation.steps[1:]}
+        assert abandoned == {
+            "awakeable": True, "plain timer": False, "after call": False,
+            "plain timer#1": False, "slow": True, "after run": False,
+        }  # fmt: skip
         assert not invocation.errors
 
     asyncio.run(main())
@@ -373,9 +424,7 @@ def test_code_that_changed_is_told_apart_and_pauses(
         node = FakeNode()
         node.connect([changing(before)])
         invocation = node.invoke("changing", "work")
-        await until(
-            lambda: len(invocation.steps) == len(before) + 1 and invocation.steps[-1].op == protocol.Op.AWAKEABLE
-        )
+        await until(lambda: len(invocation.steps) == len(before) + 1 and invocation.steps[-1].op == Op.AWAKEABLE)
         await node.crash()
         node.connect([changing(after)])
         async with asyncio.timeout(30):
@@ -515,7 +564,7 @@ def test_a_log_line_appears_once_over_all_attempts(caplog: pytest.LogCaptureFixt
     assert messages.count("before first") == 1
     assert messages.count("after second") == 1
     last = caplog.records[-1]
-    assert last.__dict__["invocation_id"] == protocol.format_id(invocation.id)
+    assert last.__dict__["invocation_id"] == format_id(invocation.id)
     assert last.__dict__["mine"] == 1
 
 
@@ -554,8 +603,8 @@ def test_shutting_down_hands_back_what_waits_and_finishes_what_runs() -> None:
     asyncio.run(main())
 
 
-def test_a_crash_between_intent_and_abandon_lets_the_step_run() -> None:
-    """Its code did not get to see the timeout on record, so it is as if there had been none."""
+def test_a_crash_between_intent_and_abandon_does_not_undo_the_timeout() -> None:
+    """That the timer fired is on record before the code hears of it."""
     service = Service("plain")
     ran: list[str] = []
 
@@ -568,19 +617,20 @@ def test_a_crash_between_intent_and_abandon_lets_the_step_run() -> None:
     @service.handler
     async def race(ctx: Context) -> str:
         try:
-            return await asyncio.wait_for(ctx.run("slow", slow), 0.03 if not ran else 30)
+            return await asyncio.wait_for(ctx.run("slow", slow), 0.03)
         except TimeoutError:
             return "timed out"
 
     async def main() -> None:
         node = FakeNode()
-        node.crash_at = lambda frame: "after" if isinstance(frame, protocol.Intent) else None
+        node.crash_at = lambda frame: "after" if isinstance(frame, Intent) else None
         node.connect([service])
         invocation = node.invoke("plain", "race")
         await node.crashed.wait()
         node.crash_at = None
         node.connect([service])
 
-        assert await node.result(invocation) == b'"slow"'
+        assert await node.result(invocation) == b'"timed out"'
+        assert invocation.journal()[0] == ("value", "plain timer")
 
     asyncio.run(main())

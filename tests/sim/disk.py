@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import msgpack
 
-from holdfast.log.journal import FILED, HARD, table_of
 from holdfast.log.messages import GroupId
+from holdfast.log.records import FILED, HARD, table_of
 from holdfast.log.rows import RECENT, decode_row, place_in
 from holdfast.log.store import Cut, Drop, Extend, Op, Put
 

@@ -8,8 +8,8 @@ from typing import Final
 
 from holdfast.log.engine import Limits
 from holdfast.log.errors import Corrupt
-from holdfast.log.journal import COMMITS, FILED, HARD, PINS, TOMBSTONES, table_of
 from holdfast.log.messages import GroupId, NodeId
+from holdfast.log.records import COMMITS, FILED, HARD, PINS, TOMBSTONES, table_of
 from holdfast.log.rows import RECENT, place_in
 from tests.sim.oracle import Hard, Operation, Violation
 from tests.sim.world import Profile, SimCrash, SimNode, World
@@ -161,6 +161,7 @@ PROFILES: Final = {
         Profile("stray-snapshots", nodes=4, stall=0, fail=0, skew=0.02),
         Profile("hasty-installs", nodes=4, stall=0, fail=0, skew=0.02),
         Profile("last-witness", nodes=3, members=1, stall=0, fail=0),
+        Profile("lost-member", nodes=3, members=2, stall=0, fail=0),
         Profile("reads-at-the-seal", nodes=4, stall=0, fail=0),
         Profile("steady", events=20),
     )
@@ -409,7 +410,9 @@ class Driver:
         node, group = self.rng.choice(left)
         if self.rng.random() < 0.2:
             node.failpoint = self.rng.choice(("stage.forget", "commit.begun", "commit.told", "stage.return"))
+        self.forget(node, group)
 
+    def forget(self, node: SimNode, group: GroupId) -> None:
         def forget() -> None:
             assert node.host is not None
             if node.host.forget(group):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from inspect import getattr_static
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -16,8 +17,9 @@ from pysyncobj import syncobj as stock
 
 from holdfast.log import messages
 from holdfast.log.engine import CANDIDATE, LEADER, Engine
+from holdfast.log.group_log import GroupLog
 from holdfast.log.host import Host
-from holdfast.log.journal import GroupLog, Journal
+from holdfast.log.journal import Journal
 from holdfast.log.messages import Append, AppendAck, AppendReject, RequestVote, Vote
 from holdfast.log.progress import Progress
 from holdfast.log.replica import Replica
@@ -30,7 +32,7 @@ _become_leader: Final = "_SyncObj__onBecomeLeader"
 
 
 def _original(owner: type, name: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = owner.__dict__[name]
+    found: Callable[..., Any] = getattr_static(owner, name)  # Of the class, or of a layer below it.
     return found
 
 
@@ -172,6 +174,11 @@ def release_with_next_commit() -> list[Patch]:
 
     original = _original(Host, "committed")
     return [(Host, "committed", committed)]
+
+
+def overtaken_promises_leave() -> list[Patch]:
+    """A promise of an earlier term or epoch leaves although what it speaks of was never written: the group went on first."""
+    return [(Host, "_still_kept", lambda self, promises: promises)]
 
 
 def apply_before_fsync() -> list[Patch]:
@@ -542,6 +549,31 @@ def epoch_keeps_tail() -> list[Patch]:
     return [(Replica, "learn_epoch", learn_epoch)]
 
 
+def told_once() -> list[Patch]:
+    """Whoever answered a heartbeat once is not told of the epoch again, though it may have died before that was on its disk."""
+
+    def peer_up(self: Any, peer: Any) -> None:
+        known = self.progress.get(peer)
+        sequence = 0 if known is None else known.sequence
+        original(self, peer)
+        if known is not None:
+            known.sequence = sequence
+
+    original = _original(Engine, "peer_up")
+    return [(Engine, "peer_up", peer_up)]
+
+
+def only_leaders_tell() -> list[Patch]:
+    """Without a leader nobody tells a member of its epoch, and without that member there may be no majority to elect one."""
+
+    def ask(self: Any) -> None:
+        with patch.object(type(self), "_tell_epoch", lambda self, peer: None):
+            original(self)
+
+    original = _original(Engine, "_ask_for_prevotes")
+    return [(Engine, "_ask_for_prevotes", ask)]
+
+
 def nobody_asks() -> list[Patch]:
     """Who is left behind in an old epoch waits to be told."""
     return [(Engine, "_ask_around", lambda self: None)]
@@ -563,6 +595,7 @@ MUTANTS: Final[dict[str, Callable[[], list[Patch]]]] = {
         campaign_before_fsync,
         own_log_before_fsync,
         release_with_next_commit,
+        overtaken_promises_leave,
         apply_before_fsync,
         work_on_after_failed_fsync,
         alone_before_fsync,
@@ -596,6 +629,8 @@ MUTANTS: Final[dict[str, Callable[[], list[Patch]]]] = {
         forget_seal,
         epoch_keeps_tail,
         nobody_asks,
+        told_once,
+        only_leaders_tell,
         forget_without_tombstone,
         forget_what_may_count,
         learners_counted_for_ever,
@@ -619,6 +654,7 @@ WHERE: Final = {
     "campaign-before-fsync": "three",
     "own-log-before-fsync": "three",
     "release-with-next-commit": "three",
+    "overtaken-promises-leave": "sealing",
     "apply-before-fsync": "sealing",
     "work-on-after-failed-fsync": "slow-disk",
     "alone-before-fsync": "hermits",
@@ -652,6 +688,8 @@ WHERE: Final = {
     "forget-seal": "two-epochs",
     "epoch-keeps-tail": "two-epochs",
     "nobody-asks": "last-witness",
+    "told-once": "lost-member",
+    "only-leaders-tell": "lost-member",
     "forget-without-tombstone": "leavers",
     "forget-what-may-count": "hermits",
     "learners-counted-for-ever": "hermits",
@@ -667,7 +705,7 @@ def switched_off(name: str) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, attribute, replacement in MUTANTS[name]():
             for kind, step in Engine.STEPS.items():
-                if step is owner.__dict__.get(attribute):
+                if step is getattr_static(owner, attribute, None):
                     steps[kind] = replacement
             stack.enter_context(patch.object(owner, attribute, replacement))
         stack.enter_context(patch.object(Engine, "STEPS", steps))

@@ -16,7 +16,7 @@ import msgpack
 
 from holdfast.log.engine import decode_seal
 from holdfast.log.errors import ProposalError
-from holdfast.log.journal import COMMITS, FILED, HARD, PINS, TOMBSTONES, GroupLog, table_of
+from holdfast.log.group_log import GroupLog
 from holdfast.log.messages import (
     ACKS_WIDTH,
     APPENDS_WIDTH,
@@ -33,6 +33,7 @@ from holdfast.log.messages import (
     TimeoutNow,
     Vote,
 )
+from holdfast.log.records import COMMITS, FILED, HARD, PINS, TOMBSTONES, table_of
 from holdfast.log.rows import RECENT, decode_row, place_in
 from holdfast.log.store import Cut, Drop, Extend, Op, Put
 from tests.sim.machine import Saved
@@ -114,7 +115,8 @@ class Oracle:
         self._open[node.name].add(operation)
 
     def _close(self, operation: Operation, outcome: str) -> None:
-        self._must(operation.outcome == "open", f"operation {operation.number} was answered twice")
+        if not (operation.outcome == "open"):
+            raise Violation(f"operation {operation.number} was answered twice")
         operation.outcome = outcome
         self._open[NodeId(operation.node)].discard(operation)
         self.world.counts[f"{operation.kind} {outcome}"] += 1
@@ -123,16 +125,20 @@ class Oracle:
         self._close(operation, "ok")
         operation.index = index
         ledger = self.ledgers[operation.group]
-        self._must(index <= replica.applied, f"entry {index} was answered and is not applied")
+        if not (index <= replica.applied):
+            raise Violation(f"entry {index} was answered and is not applied")
         if operation.kind == "read":
             floor = operation.floor
-            self._must(index >= floor, f"a read at {index} misses entry {floor}, which somebody had been shown before")
+            if not (index >= floor):
+                raise Violation(f"a read at {index} misses entry {floor}, which somebody had been shown before")
             ledger.shown = max(ledger.shown, replica.applied)  # The reader sees all that is applied.
             return
-        self._must(index in ledger.terms, f"entry {index} was acknowledged and is not committed")
+        if index not in ledger.terms:
+            raise Violation(f"entry {index} was acknowledged and is not committed")
         if operation.kind == "write":
             committed = ledger.commands[index]
-            self._must(operation.command in committed, f"entry {index} was acknowledged with another content")
+            if operation.command not in committed:
+                raise Violation(f"entry {index} was acknowledged with another content")
         ledger.shown = max(ledger.shown, index)
 
     def failed(self, operation: Operation, error: ProposalError) -> None:
@@ -151,14 +157,17 @@ class Oracle:
         expected = ledger.chains.get(saved.index)
         if expected is None:
             ledger.chains[saved.index] = saved.chain
-        self._must(expected in (None, saved.chain), f"{name}: its state at entry {saved.index} differs from another's")
+        if expected not in (None, saved.chain):
+            raise Violation(f"{name}: its state at entry {saved.index} differs from another's")
         for command in entry.commands:
             where = ledger.where.setdefault(command, entry.index)
-            self._must(where == entry.index, f"{command!r} took effect at {where} and again at {entry.index}")
+            if not (where == entry.index):
+                raise Violation(f"{command!r} took effect at {where} and again at {entry.index}")
 
     def installed(self, name: NodeId, group: GroupId, saved: Saved) -> None:
         expected = self.ledgers[group].chains.get(saved.index)
-        self._must(expected == saved.chain, f"{name}: installed a state at {saved.index} that nobody had")
+        if not (expected == saved.chain):
+            raise Violation(f"{name}: installed a state at {saved.index} that nobody had")
 
     # -- what nodes write ------------------------------------------------------------------------------------------------
 
@@ -216,7 +225,8 @@ class Oracle:
         for group, commit in old.items():
             if group.to_bytes(4, "big") in gone:
                 continue
-            self._must(new.get(group, -1) >= commit, f"{node.name}: the durable commit of group {group} falls")
+            if not (new.get(group, -1) >= commit):
+                raise Violation(f"{node.name}: the durable commit of group {group} falls")
 
     def _staged_hard(self, node: SimNode, key: bytes, new: Hard, *, is_back: bool) -> set[str]:
         """What a node has promised in a group it keeps, also over the loss of the group's log (`is_back`)."""
@@ -225,14 +235,19 @@ class Oracle:
             return {"create"}
         old = Hard(value) if value is not None else Stone(stone or b"")
         name = node.name
-        self._must(new.term >= old.term, f"{name}: its durable term falls from {old.term} to {new.term}")
-        self._must(new.epoch >= old.epoch, f"{name}: its durable epoch falls from {old.epoch} to {new.epoch}")
+        if not (new.term >= old.term):
+            raise Violation(f"{name}: its durable term falls from {old.term} to {new.term}")
+        if not (new.epoch >= old.epoch):
+            raise Violation(f"{name}: its durable epoch falls from {old.epoch} to {new.epoch}")
         kept = new.term > old.term or old.vote in (None, new.vote)
-        self._must(kept, f"{name}: its durable vote in term {old.term} changes from {old.vote} to {new.vote}")
+        if not kept:
+            raise Violation(f"{name}: its durable vote in term {old.term} changes from {old.vote} to {new.vote}")
         if isinstance(old, Stone) or is_back:
             return {"create", "return"}
-        self._must(new.commit >= old.commit, f"{name}: its durable commit falls from {old.commit} to {new.commit}")
-        self._must(new.base >= old.base, f"{name}: its durable base falls from {old.base} to {new.base}")
+        if not (new.commit >= old.commit):
+            raise Violation(f"{name}: its durable commit falls from {old.commit} to {new.commit}")
+        if not (new.base >= old.base):
+            raise Violation(f"{name}: its durable base falls from {old.base} to {new.base}")
         kinds = set()
         if new.vote is not None and (new.term, new.vote) != (old.term, old.vote):
             kinds.add("vote")
@@ -258,9 +273,11 @@ class Oracle:
         known = self.ledgers[group].written.setdefault(
             (configuration.epoch, index, term), (zlib.crc32(value[12:]), before)
         )
-        self._must(known[0] == zlib.crc32(value[12:]), f"{node.name}: entry {index} of term {term} has two contents")
+        if not (known[0] == zlib.crc32(value[12:])):
+            raise Violation(f"{node.name}: entry {index} of term {term} has two contents")
         agrees = before is None or known[1] is None or known[1] == before
-        self._must(agrees, f"{node.name}: before entry {index} of term {term} stand terms {before} and {known[1]}")
+        if not agrees:
+            raise Violation(f"{node.name}: before entry {index} of term {term} stand terms {before} and {known[1]}")
 
     # -- what nodes say --------------------------------------------------------------------------------------------------
 
@@ -275,8 +292,8 @@ class Oracle:
             kinds.add(kind.__name__)
             if isinstance(message, AppendAcks):
                 for at in range(0, len(message.flat), ACKS_WIDTH):
-                    number, _, spoken, acknowledged = message.flat[at : at + ACKS_WIDTH]
-                    self._acknowledged(node, GroupId(number), acknowledged, spoken)
+                    number, their_epoch, spoken, acknowledged = message.flat[at : at + ACKS_WIDTH]
+                    self._acknowledged(node, GroupId(number), their_epoch, spoken, acknowledged)
                 continue
             if isinstance(message, Appends):
                 for at in range(0, len(message.flat), APPENDS_WIDTH):
@@ -287,42 +304,57 @@ class Oracle:
             match message:
                 case Vote(term, granted):
                     if granted:
-                        self._voted(node, group, ledger, term, peer)
+                        self._voted(node, group, epoch, term, peer)
                 case RequestVote(term):
-                    self._voted(node, group, ledger, term, node.name)
+                    self._voted(node, group, epoch, term, node.name)
                 case AppendAck(term, index):
-                    self._acknowledged(node, group, index, term)
+                    self._acknowledged(node, group, epoch, term, index)
                 case Append(term) | Heartbeat(term) | TimeoutNow(term):
                     self._leads(node, ledger, epoch, term)
                 case _:
                     pass
         return kinds
 
-    def _voted(self, node: SimNode, group: GroupId, ledger: Ledger, term: int, candidate: NodeId) -> None:
+    def _voted(self, node: SimNode, group: GroupId, epoch: int, term: int, candidate: NodeId) -> None:
         if node.wiped:
             return
         name = node.name
-        first = ledger.votes.setdefault((name, term), candidate)
-        self._must(first == candidate, f"{name} voted for {first} and for {candidate} in term {term}")
-        value = node.disk.get(HARD, group.to_bytes(4, "big"))
-        hard = None if value is None else Hard(value)
-        durable = hard is not None and (hard.term > term or (hard.term == term and hard.vote == candidate))
-        self._must(durable, f"{name} tells of its vote for {candidate} in term {term}, which is not on its disk")
+        first = self.ledgers[group].votes.setdefault((name, term), candidate)
+        if not (first == candidate):
+            raise Violation(f"{name} voted for {first} and for {candidate} in term {term}")
+        hard = self._promised_in(node, group, epoch, term)
+        self._must(
+            hard.vote == candidate, f"{name} tells of its vote for {candidate} in term {term}, which is not on its disk"
+        )
 
-    def _acknowledged(self, node: SimNode, group: GroupId, index: int, spoken: int) -> None:
+    def _acknowledged(self, node: SimNode, group: GroupId, epoch: int, spoken: int, index: int) -> None:
         assert node.host is not None
-        log = node.host.replicas[group].log
-        term = log.term_of(index)
-        # It may have gone on to a newer leader while the acknowledgement waited: then its disk shows the older entry.
-        value = node.disk.entry(group, index)
-        older = log.term > spoken and value is not None
-        holds = older or term is None or index == 0 or self._holds(node, group, index, term)
-        self._must(holds, f"{node.name} acknowledges entry {index}, which is not on its disk")
+        hard = self._promised_in(node, group, epoch, spoken)
+        if index <= hard.base:
+            return
+        value, log = node.disk.entry(group, index), node.host.replicas[group].log
+        # In memory it may be in a later term or epoch already, and the entry replaced: that is not on its disk yet.
+        term = log.term_of(index) if (log.configuration.epoch, log.term) == (epoch, spoken) else None
+        holds = value is not None and term in (None, int.from_bytes(value[:8], "big"))
+        if not holds:
+            raise Violation(f"{node.name} acknowledges entry {index}, which is not on its disk")
+
+    def _promised_in(self, node: SimNode, group: GroupId, epoch: int, term: int) -> Hard:
+        """A promise leaves when the transaction that makes it true is on disk, and before any later one."""
+        value = node.disk.get(HARD, group.to_bytes(4, "big"))
+        if not (value is not None):
+            raise Violation(f"{node.name} promises something in group {group}, which is not on its disk")
+        hard = Hard(value or b"")
+        now = (hard.epoch, hard.term)
+        if not (now == (epoch, term)):
+            raise Violation(f"{node.name} promises in epoch {epoch}, term {term}; its disk is in {now}")
+        return hard
 
     def _leads(self, node: SimNode, ledger: Ledger, epoch: int, term: int) -> None:
         life = (node.name, node.boots)
         first = ledger.leaders.setdefault((epoch, term), life)
-        self._must(first == life, f"{first} and {life} both lead epoch {epoch} in term {term}")
+        if not (first == life):
+            raise Violation(f"{first} and {life} both lead epoch {epoch} in term {term}")
 
     # -- what nodes hold -------------------------------------------------------------------------------------------------
 
@@ -347,17 +379,25 @@ class Oracle:
         if found == seen:
             return
         self._seen[name, group] = found
-        self._must(engine.commit == log.commit, f"{name}: engine and journal disagree on commit")
-        self._must(engine.term == log.term, f"{name}: engine and journal disagree on term")
-        self._must(replica.applied <= log.commit <= log.last_index, f"{name}: applied, commit, last out of order")
-        self._must(log.durable <= log.last_index, f"{name}: more is durable than there is")
+        if not (engine.commit == log.commit):
+            raise Violation(f"{name}: engine and journal disagree on commit")
+        if not (engine.term == log.term):
+            raise Violation(f"{name}: engine and journal disagree on term")
+        if not (replica.applied <= log.commit <= log.last_index):
+            raise Violation(f"{name}: applied, commit, last out of order")
+        if not (log.durable <= log.last_index):
+            raise Violation(f"{name}: more is durable than there is")
         start = log.base_index
         if seen is not None and seen[0] == node.boots:
             _, epoch, _, term, commit, applied, _ = seen
-            self._must(replica.epoch >= epoch, f"{name}: epoch fell from {epoch} to {replica.epoch}")
-            self._must(log.term >= term, f"{name}: term fell from {term} to {log.term}")
-            self._must(log.commit >= commit, f"{name}: commit fell from {commit} to {log.commit}")
-            self._must(replica.applied >= applied, f"{name}: applied fell from {applied} to {replica.applied}")
+            if not (replica.epoch >= epoch):
+                raise Violation(f"{name}: epoch fell from {epoch} to {replica.epoch}")
+            if not (log.term >= term):
+                raise Violation(f"{name}: term fell from {term} to {log.term}")
+            if not (log.commit >= commit):
+                raise Violation(f"{name}: commit fell from {commit} to {log.commit}")
+            if not (replica.applied >= applied):
+                raise Violation(f"{name}: applied fell from {applied} to {replica.applied}")
             start = max(start, commit)
         self._check_committed(name, group, log, start, ledger)
         self._check_epoch(name, replica, ledger)
@@ -368,11 +408,14 @@ class Oracle:
         mine = log.configuration
         here = (mine.members, mine.seed_index, mine.seed_term)
         known = ledger.epochs.setdefault(mine.epoch, here)
-        self._must(known == here, f"{name}: epoch {mine.epoch} is {here} here and {known} elsewhere")
+        if not (known == here):
+            raise Violation(f"{name}: epoch {mine.epoch} is {here} here and {known} elsewhere")
         sealed = mine.epoch == 0 or ledger.terms.get(mine.seed_index) == mine.seed_term
-        self._must(sealed, f"{name}: entered epoch {mine.epoch}, but entry {mine.seed_index} is not committed")
+        if not sealed:
+            raise Violation(f"{name}: entered epoch {mine.epoch}, but entry {mine.seed_index} is not committed")
         end = ledger.seals.get(mine.epoch)
-        self._must(end is None or log.commit <= end, f"{name}: epoch {mine.epoch} ended at {end}, commit {log.commit}")
+        if not (end is None or log.commit <= end):
+            raise Violation(f"{name}: epoch {mine.epoch} ended at {end}, commit {log.commit}")
 
     def _check_committed(self, name: NodeId, group: GroupId, log: GroupLog, start: int, ledger: Ledger) -> None:
         low = start + 1
@@ -386,7 +429,8 @@ class Oracle:
                     ledger.top = max(ledger.top, index)
                 else:
                     same = known == term and ledger.commands[index] == command
-                    self._must(same, f"{name}: committed entry {index} differs from another's")
+                    if not same:
+                        raise Violation(f"{name}: committed entry {index} differs from another's")
 
     def _check_durable(self, group: GroupId, index: int, term: int, command: bytes, log: GroupLog) -> None:
         """Whoever first says that an entry is committed can point to a majority of disks that hold it; for a seal, to two."""
@@ -400,7 +444,8 @@ class Oracle:
         for members in owners:
             holders = sum(self._holds(self.world.nodes[member], group, index, term) for member in members)
             enough = 2 * holders > len(members)
-            self._must(enough, f"entry {index} is committed on {holders} of the {len(members)} disks of {members}")
+            if not enough:
+                raise Violation(f"entry {index} is committed on {holders} of the {len(members)} disks of {members}")
 
     def _holds(self, node: SimNode, group: GroupId, index: int, term: int) -> bool:
         """Whether a node's disk holds the entry, or held it before somebody replaced the disk."""
@@ -418,7 +463,8 @@ class Oracle:
         key = (replica.epoch, engine.term)
         for peer, progress in engine.progress.items():
             match = progress.match
-            self._must(match < progress.next, f"{name}: next {progress.next} <= match {match}")
+            if not (match < progress.next):
+                raise Violation(f"{name}: next {progress.next} <= match {match}")
             other = self.world.nodes[peer]
             if peer not in engine.members and group in other.forgot:
                 continue  # A learner that forgot the group. The leader finds out before it counts: a seal is checked below.
@@ -431,21 +477,28 @@ class Oracle:
         self._leads(node, ledger, *key)
         voters = [v for v in engine.members if v == name or ledger.votes.get((v, engine.term)) == name]
         elected = 2 * len(voters) > len(engine.members)
-        self._must(elected, f"{name} leads term {engine.term} with the votes of {voters} of {engine.members}")
+        if not elected:
+            raise Violation(f"{name} leads term {engine.term} with the votes of {voters} of {engine.members}")
         if key > ledger.newest:
             ledger.newest = key
             for index in range(log.base_index + 1, ledger.top + 1):
                 known = ledger.terms.get(index)
-                self._must(known in (None, log.term_of(index)), f"the new leader {name} lacks committed entry {index}")
+                if known not in (None, log.term_of(index)):
+                    raise Violation(f"the new leader {name} lacks committed entry {index}")
 
     def _check_match(self, name: NodeId, group: GroupId, log: GroupLog, other: SimNode, match: int) -> None:
-        """What a leader counts on a follower is on its disk, unless a newer leader has already had it replaced."""
-        value = other.disk.get(HARD, group.to_bytes(4, "big"))
+        """What a leader counts on a follower is on its disk, unless the follower has gone on since: a newer leader may have
+        had it replaced, and a node that enters a later epoch without its seal cuts its log at its commit (ADR 2, rule 3)."""
+        key = group.to_bytes(4, "big")
+        value, stone = other.disk.get(HARD, key), other.disk.get(TOMBSTONES, key)
+        now = Hard(value) if value is not None else Stone(stone) if stone is not None else None
+        gone_on = now is not None and (now.term > log.term or now.epoch > log.configuration.epoch)
         term = log.term_of(match)
-        if other.wiped or term is None or (value is not None and Hard(value).term > log.term):
+        if other.wiped or term is None or gone_on:
             return
         holds = self._holds(other, group, match, term)
-        self._must(holds, f"{name} counts {other.name} up to {match}, but its disk does not hold that")
+        if not holds:
+            raise Violation(f"{name} counts {other.name} up to {match}, but its disk does not hold that")
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -477,19 +530,24 @@ class Oracle:
                 if self.world.nodes[member].wiped:
                     continue
                 live = self.world.nodes[member].states[group].live
-                self._must(live.chain == ledger.chains[live.index], f"{member}: its final state differs")
-                self._must(len(live.commands) == len(set(live.commands)), f"{member}: a command took effect twice")
+                if not (live.chain == ledger.chains[live.index]):
+                    raise Violation(f"{member}: its final state differs")
+                if not (len(live.commands) == len(set(live.commands))):
+                    raise Violation(f"{member}: a command took effect twice")
                 present = set(live.commands)
                 for operation in self.operations:
                     if operation.group != group or operation.kind != "write":
                         continue
                     if operation.outcome == "ok":
-                        self._must(operation.command in present, f"{operation.command!r} was acknowledged and is lost")
+                        if operation.command not in present:
+                            raise Violation(f"{operation.command!r} was acknowledged and is lost")
                     elif operation.outcome == "failed":
                         absent = operation.command not in present
-                        self._must(absent, f"{operation.command!r} definitely failed, and took effect")
+                        if not absent:
+                            raise Violation(f"{operation.command!r} definitely failed, and took effect")
         waiting = [operation.number for operation in self.operations if operation.outcome == "open"]
-        self._must(not waiting, f"operations {waiting[:5]} were never answered")
+        if waiting:
+            raise Violation(f"operations {waiting[:5]} were never answered")
 
     def _must(self, holds: bool, message: str) -> None:
         if not holds:

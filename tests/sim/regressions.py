@@ -37,4 +37,20 @@ REGRESSIONS: Final = (
     Regression(
         1295, "hermits", "a learner that had forgotten the group ended when the leader still counted its old log"
     ),
+    Regression(885466291062, "sealing", "a leader counted what a follower had cut when it entered a later epoch"),
+    Regression(
+        25316963456,
+        "sealing",
+        "an acknowledgement left although the entry was cut off before it was written",
+        "overtaken-promises-leave",
+    ),
+    Regression(
+        989970610011, "leavers", "a member died before its group was on disk, and was never told again", "told-once"
+    ),
+    Regression(
+        25316963334, "leavers", "a member died before its group was on disk, and was never told again", "told-once"
+    ),
+    Regression(
+        2, "lost-member", "two of three members elected nobody: one did not know of the group", "only-leaders-tell"
+    ),
 )

@@ -315,6 +315,41 @@ def last_witness(driver: Driver) -> None:
             world.run_until(world.now + rng.uniform(0.1, 1.0))
 
 
+def lost_member(driver: Driver) -> None:
+    """A learner forgets the group while it is made a member of it: it is a member that knows of no group.
+
+    Then it hears of the group and dies before that is on its disk, or the leader that would tell it is gone for long.
+    """
+    world, rng = driver.world, driver.rng
+    heal(world)
+    leader = _leader(world)
+    replica = _replica(leader)
+    assert replica is not None
+    (other,), (comes,) = replica.engine.peers, [name for name in world.names if name not in replica.engine.members]
+    newcomer = world.nodes[comes]
+    _change(driver, leader, world.names)
+    if not _until(world, lambda: replica.engine.seal_index is not None):
+        return
+    _cut(world, (comes,), world.names, noticed=True)  # The seal does not reach it.
+    driver.forget(newcomer, GROUP)
+    old = (leader.name, other)
+    if not _until(world, lambda: _in_epoch(world, old, 1)() and GROUP not in newcomer.states):
+        return
+    leads = [name for name in old if _leads(world, (name,))()]
+    if rng.random() < 0.5 or not leads:
+        newcomer.failpoint = "stage.return"  # What leaves before the disk has left by then.
+        world.cuts.clear()
+        if _until(world, lambda: newcomer.host is None):
+            world.run_until(world.now + rng.uniform(0.1, 1.0))
+            world.boot(newcomer)
+        return
+    (stays,) = set(old) - set(leads)
+    world.crash(world.nodes[leads[0]], power=rng.random() < 0.5)
+    world.cuts.clear()
+    if not _until(world, _leads(world, (stays, comes), epoch=1), seconds=10 * world.timing.election_max):
+        raise Violation(f"{stays} and {comes}, two of three members, elect nobody")
+
+
 def reads_at_the_seal(driver: Driver) -> None:
     """Clients read all the time while members change: each is answered."""
     world = driver.world
@@ -415,6 +450,7 @@ SCRIPTS: Final[dict[str, Callable[[Driver], None]]] = {
     "stray-snapshots": stray_snapshots,
     "hasty-installs": hasty_installs,
     "last-witness": last_witness,
+    "lost-member": lost_member,
     "reads-at-the-seal": reads_at_the_seal,
     "steady": steady,
 }

@@ -50,7 +50,7 @@ FAULTS: Final = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.slow("two thousand seeds")
 def test_two_thousand_clusters_keep_every_promise() -> None:
     totals: Counter[str] = Counter()
     failed = []
@@ -70,7 +70,7 @@ def test_a_seed_that_once_failed_passes(known: Regression) -> None:
     assert outcome.failure is None, f"{known.found}\n{BATCH.report([outcome])}"
 
 
-@pytest.mark.slow
+@pytest.mark.slow("54 seeds, each run twice")
 def test_the_same_seed_is_the_same_run() -> None:
     work = BATCH.jobs(5000, 54, None)
 

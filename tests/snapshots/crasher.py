@@ -19,8 +19,8 @@ from botocore.httpsession import URLLib3Session
 
 from holdfast.snapshots.cut import cut_blocking
 from holdfast.snapshots.directory import DirectoryStore
+from holdfast.snapshots.opening import open_store
 from holdfast.snapshots.restore import restore_blocking
-from holdfast.snapshots.stores import open_store
 from holdfast.snapshots.transfer import fetch_blocking
 from tests.snapshots.states import State
 

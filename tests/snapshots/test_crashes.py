@@ -19,8 +19,8 @@ import pytest
 from holdfast.snapshots.cut import cut_blocking, remove_drafts
 from holdfast.snapshots.directory import DirectoryStore
 from holdfast.snapshots.format import SUFFIX, SnapshotFile, verify
+from holdfast.snapshots.opening import open_store
 from holdfast.snapshots.restore import remove_staged, restore_blocking
-from holdfast.snapshots.stores import open_store
 from tests.snapshots.servers import BUCKET, Server
 from tests.snapshots.states import State, expected_digest
 

@@ -11,8 +11,17 @@ import pytest
 from holdfast.snapshots import files
 from holdfast.snapshots.directory import DirectoryStore
 from holdfast.snapshots.errors import BadStoreUrl, BucketMissing, Cancelled, Denied, NotFound
-from holdfast.snapshots.stores import S3Place, Store, check_name, open_store, parse_s3_url
+from holdfast.snapshots.opening import open_store
+from holdfast.snapshots.s3 import S3Store
+from holdfast.snapshots.stores import (
+    S3Place,
+    Store,
+    check_name,
+    parse_s3_url,
+)
 from holdfast.snapshots.work import Throttle, Work
+from tests.snapshots.conftest import s3_place
+from tests.snapshots.servers import Server
 
 MIB = 1 << 20
 
@@ -38,6 +47,23 @@ def test_what_is_put_is_what_is_got(store: Store, source: Path, tmp_path: Path) 
     assert (tmp_path / "a-empty").read_bytes() == b""
     assert store.read("a/small") == b"small"
     assert store.read("a/empty") == b""
+
+
+@pytest.mark.usefixtures("credentials")
+def test_a_proxy_of_the_environment_is_not_asked_for_a_store_on_this_machine(
+    rclone: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # Nobody listens there.
+    monkeypatch.delenv("no_proxy", raising=False)
+    here = S3Store(s3_place(rclone.endpoint_url))
+
+    here.put_bytes(b"x", "a")
+
+    assert here.read("a") == b"x"
+    elsewhere = S3Store(s3_place("http://s3.example.com"))
+    assert elsewhere._client.meta.config.proxies is None, "as the environment says"
+    here.close()
+    elsewhere.close()
 
 
 def test_putting_the_same_again_changes_nothing(store: Store, source: Path) -> None:

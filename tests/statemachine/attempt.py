@@ -12,7 +12,15 @@ from typing import Any, Protocol
 
 import msgpack
 
-from holdfast.sdk.protocol import CANCELLED, Op, Step, child_id, unpack_step, unsome, workflow_id
+from holdfast.sdk.ids import child_id, workflow_id
+from holdfast.sdk.journal import (
+    CANCELLED,
+    Op,
+    Step,
+    pack_outcome,
+    unpack_step,
+    unsome,
+)
 from holdfast.statemachine.commands import (
     AbandonStep,
     Command,
@@ -31,7 +39,7 @@ from holdfast.statemachine.records import Invocation
 from tests.statemachine.programs import NEVER, Body, Failed, pack_int
 
 RETENTION_MS = 3_600_000
-CANCELLATION: list[Any] = [1, *CANCELLED]
+CANCELLATION: list[Any] = pack_outcome(CANCELLED)
 
 
 class World(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgpack
 
-from holdfast.sdk.protocol import unpack_step
+from holdfast.sdk.journal import unpack_step
 from holdfast.statemachine import queries, refs
 from holdfast.statemachine.commands import Payload, Ref
 from holdfast.statemachine.txn import ReadTxn

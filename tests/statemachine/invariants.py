@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from holdfast.sdk.protocol import Op
-from holdfast.statemachine import blobs, queries, refs, tables, values
+from holdfast.sdk.journal import Op
+from holdfast.statemachine import blobs, history, listing, queries, refs, steps, tables, values
 from holdfast.statemachine.commands import Mode, Ref, decode_command
 from holdfast.statemachine.effects import STATUS_NAMES, Status
 from holdfast.statemachine.records import (
+    INDEXED,
     Invocation,
     unpack,
     unpack_blob,
@@ -45,6 +46,8 @@ class Check:
     def everything(self) -> None:
         assert not self.active.keys() & self.completed.keys(), "active and completed are apart"
         self.journals()
+        self.index()
+        self.failing()
         self.waiting_steps()
         self.timers()
         self.keys()
@@ -63,11 +66,34 @@ class Check:
         assert {ident for ident, _ in self.steps} <= self.active.keys() | self.completed.keys()
 
     def is_pending(self, ident: bytes, index: int) -> bool:
-        op, _, _, _, done, outcome, abandoned = self.steps[ident, index]
+        op, _, _, _, done, outcome, abandoned = self.steps[ident, index][:7]
         if done or abandoned:
             return False
         assert outcome is None and op in (Op.RUN, Op.SLEEP, Op.CALL, Op.PROMISE, Op.AWAKEABLE, Op.ATTACH)
         return True
+
+    def index(self) -> None:
+        about = queries.meta(self.txn)
+        rows = {key[1:] for key, _ in self.rows(tables.CREATED)}
+        every = {**self.active, **self.completed}
+        expected = {listing.position(record.created_ms, ident) for ident, record in every.items()}
+        assert rows <= expected
+        assert about.level < 2 or about.indexed != INDEXED or rows == expected
+
+    def failing(self) -> None:
+        """Failed tries of steps, and attempts that came to nothing. What level 1 did not count is not there."""
+        tries: Counter[bytes] = Counter()
+        for (ident, index), step in self.steps.items():
+            if ident in self.active and self.is_pending(ident, index):
+                tries[ident] += steps.failures_of(step)
+        for ident, record in self.active.items():
+            assert 0 <= record.step_failures <= tries[ident]
+        every = {**self.active, **self.completed}
+        rows = {key[1:]: unpack(raw) for key, raw in self.rows(tables.HISTORY)}
+        assert rows.keys() == {ident for ident, record in every.items() if record.lapses}
+        for ident, kept in rows.items():
+            assert len(kept) == min(every[ident].lapses, history.KEPT)
+        assert {key[1:] for key, _ in self.rows(tables.FAILURE)} <= every.keys()
 
     def waiting_steps(self) -> None:
         listed = [(key[1:17], int.from_bytes(key[17:], "big")) for key, _ in self.rows(tables.PENDING)]

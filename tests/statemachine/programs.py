@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from holdfast.sdk.protocol import CANCELLED, KILLED
+from holdfast.sdk.journal import CANCELLED, KILLED, pack_outcome
 from holdfast.statemachine.commands import Mode
 
 Body = list[list[Any]]
@@ -55,9 +55,9 @@ class Model:
 
     def outcome_of(self, root: Root) -> list[Any]:
         if root.ending == "cancel":
-            return [1, *CANCELLED]
+            return pack_outcome(CANCELLED)
         if root.ending == "kill":
-            return [1, *KILLED]
+            return pack_outcome(KILLED)
         try:
             return [0, pack_int(self.run(root.body, root.key))]
         except Failed as failed:

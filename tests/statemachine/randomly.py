@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from holdfast.sdk.protocol import OPS, Op
+from holdfast.sdk.journal import OPS, Op
 from holdfast.statemachine import queries, refs
 from holdfast.statemachine.blobs import CHUNK_BYTES, KEEP_MS, object_name
 from holdfast.statemachine.commands import (
@@ -245,7 +245,7 @@ def _other(random: Random) -> Command:
         case 11:
             return AttachTo(which, _ident(random), random.randrange(5))
         case 12:
-            messages = [encode_command(_invoke(random)), b"\xc1", encode_command(Cancel(which))]
+            messages = [encode_command(_invoke(random)), encode_command(Cancel(which))]
             return Deliver(random.randrange(2), _number(random, 4), messages)
         case _:
             bytes_max = random.choice([5000, 2 * CHUNK_BYTES])

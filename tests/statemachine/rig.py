@@ -9,7 +9,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Any
 
-from holdfast.sdk.protocol import Failure, InvocationId, Step, object_id, partition_key, unpack_step
+from holdfast.sdk.ids import InvocationId, object_id, partition_key
+from holdfast.sdk.journal import Failure, Step, unpack_step
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import (
     Command,
@@ -98,6 +99,7 @@ class Rig:
         *,
         child: Invoke | None = None,
         epoch: int | None = None,
+        digest: bytes = b"",
     ) -> int:
         """The next step of its newest attempt. Its index."""
         record = self.load(which)
@@ -113,6 +115,7 @@ class Rig:
                 outcome,
                 "dp_1",
                 row,
+                digest,
             )
         )
         return record.length

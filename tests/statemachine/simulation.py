@@ -18,7 +18,8 @@ from typing import Any
 
 import msgpack
 
-from holdfast.sdk.protocol import Op, new_id, partition_key, partition_of, unpack_step
+from holdfast.sdk.ids import new_id, partition_key, partition_of
+from holdfast.sdk.journal import Op, unpack_step
 from holdfast.statemachine import attempts, blobs, queries, refs
 from holdfast.statemachine.commands import (
     Announce,

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.sdk.protocol import TO_NODE, Op, ProtocolError, decode_batch, partition_of, unpack_step
+from holdfast.sdk.frames import TO_NODE, decode_batch
+from holdfast.sdk.ids import partition_of
+from holdfast.sdk.journal import Op, ProtocolError, unpack_step
 from holdfast.statemachine import queries, refs, tables
 from holdfast.statemachine.blobs import (
     CHUNK_BYTES,

@@ -1,10 +1,16 @@
 """One writer per key, in order of arrival; workflows run once; shared handlers wait for nobody."""
 
-from holdfast.sdk.protocol import Op, partition_key, workflow_id
+from typing import Any
+
+import pytest
+
+from holdfast.sdk.ids import partition_key, workflow_id
+from holdfast.sdk.journal import Op
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import Cancel, FailAttempt, Invoke, Kill, Mode, Redispatch, Retry, SetState
 from holdfast.statemachine.effects import Reply, StartAttempt, Status
-from tests.statemachine.rig import BOOM, HOUR_MS, RESULT, Rig
+from holdfast.statemachine.state import State
+from tests.statemachine.rig import BOOM, HOUR_MS, RESULT, Rig, failure, ident
 
 
 def test_exclusive_invocations_of_a_key_run_one_after_another_in_order_of_arrival() -> None:
@@ -178,5 +184,90 @@ def test_why_it_is_queued_names_the_holder() -> None:
 
     sentence = queries.why_not_running(rig.txn, c)
 
-    assert a.hex() in sentence and "with 1 others before it" in sentence
+    assert a.hex() in sentence and "with 1 other before it" in sentence
     assert partition_key("greeter", "k") == c[:4]
+
+
+# -- deadlocks -------------------------------------------------------------------------------------------------------
+
+
+def calls(
+    rig: Rig, caller: bytes, name: str, *, service: str, key: str | None, mode: int, op: int = Op.CALL
+) -> tuple[int, bytes]:
+    """A call of `caller`, and the invocation that it begins."""
+    which = ident(name, service=service, key=key)
+    child = Invoke(which, service, "go", key, mode, b"", {}, 0, caller, 0, HOUR_MS)
+    argument: list[Any] = [service, "go", key, b"", {}]
+    return rig.step(caller, op, [*argument, 0] if op == Op.SEND else argument, child=child), which
+
+
+def test_a_call_to_the_key_that_its_caller_holds_fails_with_the_cycle() -> None:
+    rig = Rig()
+    a = rig.invoke("a", service="counter", key="a")
+
+    step, b = calls(rig, a, "b", service="counter", key="a", mode=Mode.EXCLUSIVE)
+
+    found = failure(rig.journal(a)[step].outcome)
+    assert (found.code, found.kind) == (409, "Deadlock")
+    assert "counter/a → counter/a" in found.message and "ctx.send" in found.message
+    assert queries.load(rig.txn, b) is None
+
+
+def test_a_deadlock_through_a_chain_of_calls_is_found_where_it_closes() -> None:
+    rig = Rig()
+    a = rig.invoke("a", service="counter", key="a")
+    _, b = calls(rig, a, "b", service="transfers", key="x", mode=Mode.EXCLUSIVE)
+    _, c = calls(rig, b, "c", service="plain", key=None, mode=Mode.PLAIN)
+
+    step, _ = calls(rig, c, "d", service="counter", key="a", mode=Mode.EXCLUSIVE)
+
+    assert "counter/a → transfers/x → counter/a" in failure(rig.journal(c)[step].outcome).message
+    assert rig.load(b).chain == ["counter/a"]
+
+
+@pytest.mark.parametrize(
+    ("key", "mode", "op"),
+    [("a", Mode.SHARED, Op.CALL), ("b", Mode.EXCLUSIVE, Op.CALL), ("a", Mode.EXCLUSIVE, Op.SEND)],
+)
+def test_what_does_not_wait_for_a_key_of_its_callers_is_no_deadlock(key: str, mode: int, op: int) -> None:
+    rig = Rig()
+    a = rig.invoke("a", service="counter", key="a")
+
+    step, b = calls(rig, a, "b", service="counter", key=key, mode=mode, op=op)
+
+    assert rig.journal(a)[step].outcome is None
+    assert rig.load(b).status == (Status.QUEUED if op == Op.SEND else Status.RUNNING)
+
+
+def test_a_send_ends_the_chain_because_nobody_waits_for_it() -> None:
+    rig = Rig()
+    a = rig.invoke("a", service="counter", key="a")
+    _, b = calls(rig, a, "b", service="plain", key=None, mode=Mode.PLAIN, op=Op.SEND)
+
+    step, c = calls(rig, b, "c", service="counter", key="a", mode=Mode.EXCLUSIVE)
+
+    assert rig.journal(b)[step].outcome is None and rig.status(c) == Status.QUEUED
+
+
+def test_a_chain_is_bounded() -> None:
+    rig = Rig()
+    last: bytes = rig.invoke("0", service="deep", key="0")
+    for n in range(1, 30):
+        _, last = calls(rig, last, str(n), service="deep", key=str(n), mode=Mode.EXCLUSIVE)
+    assert list(rig.load(last).chain) == [f"deep/{n}" for n in range(16)]
+
+    near, _ = calls(rig, last, "near", service="deep", key="3", mode=Mode.EXCLUSIVE)
+    far, beyond = calls(rig, last, "far", service="deep", key="20", mode=Mode.EXCLUSIVE)
+
+    assert failure(rig.journal(last)[near].outcome).kind == "Deadlock"
+    assert rig.journal(last)[far].outcome is None and rig.status(beyond) == Status.QUEUED
+
+
+def test_before_level_2_deadlocks_are_not_looked_for() -> None:
+    rig = Rig()
+    rig.state = State(0, 1, level=1)
+    a = rig.invoke("a", service="counter", key="a")
+
+    step, b = calls(rig, a, "b", service="counter", key="a", mode=Mode.EXCLUSIVE)
+
+    assert rig.journal(a)[step].outcome is None and rig.status(b) == Status.QUEUED

@@ -1,8 +1,10 @@
 """An invocation from its beginning to its end, and what every command must keep."""
 
-from holdfast.sdk.protocol import Op, unpack_step
+import pytest
+
+from holdfast.sdk.journal import Op, unpack_step
 from holdfast.statemachine import machine, queries
-from holdfast.statemachine.commands import NUMBERS, Announce, FailAttempt, Invoke, Mode, Redispatch, Retry
+from holdfast.statemachine.commands import NUMBERS, Announce, FailAttempt, Invoke, Mode, Pause, Redispatch, Retry
 from holdfast.statemachine.effects import (
     AbortAttempt,
     Acknowledge,
@@ -13,6 +15,7 @@ from holdfast.statemachine.effects import (
     StartAttempt,
     Status,
 )
+from holdfast.statemachine.state import State
 from tests.statemachine.rig import BOOM, HOUR_MS, RESULT, T0, Rig, ident
 
 
@@ -53,6 +56,56 @@ def test_an_id_that_is_completed_is_answered_with_its_outcome() -> None:
     rig.invoke("a")
 
     assert (rig.result.code, rig.result.outcome, rig.effects) == (200, RESULT, [])
+
+
+def request(name: str, *, key: str = "order 7", of: bytes = b"") -> Invoke:
+    payload = b"large" if of else b"input"
+    return Invoke(
+        ident(name), "greeter", "greet", None, Mode.PLAIN, payload, {}, 0, None, -1, HOUR_MS, key, of or b"\1" * 16
+    )
+
+
+def test_an_idempotency_key_is_refused_for_another_body_also_after_completion() -> None:
+    rig = Rig()
+    other = request("a", of=b"\2" * 16)
+    rig.do(request("a"))
+
+    for complete in (False, True):
+        if complete:
+            rig.complete(ident("a"))
+        before = queries.digest(rig.txn)
+        rig.do(other)
+        assert (rig.result.code, rig.result.outcome, rig.effects) == (422, None, [])
+        rig.do(request("a"))
+        assert (rig.result.code, rig.effects) == (200, [])
+        assert queries.digest(rig.txn) == before
+    rig.pass_time(HOUR_MS + 1)
+    rig.do(other)
+    assert rig.result.code == 0, "it was forgotten: the key is free again"
+
+
+def test_bodies_are_compared_only_where_both_are_known_under_the_same_idempotency_key() -> None:
+    rig = Rig()
+    rig.invoke("old")
+    rig.do(request("a"))
+
+    rig.do(request("old"))
+    assert rig.result.code == 200, "an older release kept no hash"
+    rig.do(request("a", key="order 8", of=b"\2" * 16))
+    assert rig.result.code == 200, "a workflow is found by its own key"
+    rig.do(request("a")._replace(request_hash=b""))
+    assert rig.result.code == 200, "asked by an older release"
+
+
+def test_before_level_2_no_hash_of_a_request_is_kept() -> None:
+    rig = Rig()
+    rig.state = State(0, 1, level=1)
+
+    rig.do(request("a"))
+    rig.do(request("a", of=b"\2" * 16))
+
+    assert rig.result.code == 200
+    assert rig.load(ident("a")).request_hash == b""
 
 
 def test_a_step_is_acknowledged_when_it_is_journaled() -> None:
@@ -139,3 +192,27 @@ def test_failed_attempts_back_off_and_are_paused_in_the_end() -> None:
     assert delays == [100, 200, 250]
     assert (rig.status(a), rig.armed) == (Status.PAUSED, [])
     assert "boom" in queries.why_not_running(rig.txn, a)
+    assert "after 4 failed attempts" in queries.why_not_running(rig.txn, a)
+
+
+def test_one_failed_attempt_is_named_in_the_singular() -> None:
+    rig = Rig()
+    a, b, c = rig.invoke("a"), rig.invoke("b"), rig.invoke("c")
+
+    rig.do(FailAttempt(a, 1, BOOM, Retry(), 0, 0, False))
+    rig.do(FailAttempt(b, 1, BOOM, Retry(), 0, 0, True))
+    rig.do(Pause(c))
+
+    assert "after 1 failed attempt." in queries.why_not_running(rig.txn, a)
+    assert "paused after 1 failed attempt and" in queries.why_not_running(rig.txn, b)
+    assert queries.why_not_running(rig.txn, c) == "It is paused and waits for an operator."
+
+
+@pytest.mark.parametrize("message", ["no seats", "SoldOut: no seats"])
+def test_the_kind_of_a_failure_is_said_once(message: str) -> None:
+    rig = Rig()
+    a = rig.invoke("a")
+
+    rig.do(FailAttempt(a, 1, [1, 500, message, "SoldOut"], Retry(), 0, 0, True))
+
+    assert queries.why_not_running(rig.txn, a).endswith("The last failure: SoldOut: no seats")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.sdk.protocol import partition_of
+from holdfast.sdk.ids import partition_of
 from holdfast.statemachine import outbox, queries
 from holdfast.statemachine.commands import Deliver, Invoke, Mode, TrimOutbox
 from holdfast.statemachine.marks import Marks, read_marks, why_not_together

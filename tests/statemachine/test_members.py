@@ -30,12 +30,12 @@ def founded(zones: dict[str, str], partitions: int = 8, replication: int = 3) ->
     return membership
 
 
-def settle(membership: Membership, ready: set[str] | None = None) -> int:
+def settle(membership: Membership, ready: set[str] | None = None, present: set[str] | None = None) -> int:
     """Carry out changes until there is none. How many there were."""
     names = {name for name, node in membership.nodes.items() if node.state != REMOVED} if ready is None else ready
     for count in range(1000):
         for number, replicas in membership.table.items():
-            after = next_change(membership, number, ready=names)
+            after = next_change(membership, number, ready=names, present=names if present is None else present)
             if after is not None:
                 assert after and len({*after} - {*replicas.members}) <= 1 and len({*replicas.members} - {*after}) <= 1
                 assert {*after} & {*replicas.members}, "whoever leads the change is there after it"
@@ -94,6 +94,50 @@ def test_a_node_that_is_not_ready_is_given_nothing() -> None:
     membership.put(PutNode("n4", "", "n4:1"))
 
     assert settle(membership, ready={"n1", "n2", "n3"}) == 0
+
+
+def test_a_live_replica_is_not_traded_for_a_newcomer_while_a_dead_one_stays() -> None:
+    membership = founded({"n1": "", "n2": "", "n3": ""})
+    membership.put(PutNode("n4", "", "n4:1"))
+    present = {"n1", "n2", "n4"}
+
+    assert settle(membership, ready=present, present=present) == 0, "two live copies are not made one for balance"
+
+    membership.set_state(SetNodeState("n3", REMOVED))
+    settle(membership, ready=present, present=present)
+    assert {replicas.members for replicas in membership.table.values()} == {("n1", "n2", "n4")}
+
+
+def test_the_newcomer_gets_its_share_when_the_dead_one_is_back() -> None:
+    membership = founded({"n1": "", "n2": "", "n3": ""})
+    membership.put(PutNode("n4", "", "n4:1"))
+    assert settle(membership, ready={"n4"}, present={"n1", "n2", "n4"}) == 0
+
+    settle(membership, ready={"n1", "n2", "n3", "n4"})
+
+    assert set(loads(membership).values()) == {6}
+
+
+def test_a_partition_short_of_replicas_gets_one_although_another_is_dead() -> None:
+    membership = founded({"n1": "", "n2": ""}, partitions=1, replication=3)
+    membership.put(PutNode("n3", "", "n3:1"))
+
+    after = next_change(membership, 0, ready={"n3"}, present={"n1", "n3"})
+
+    assert after == ("n1", "n2", "n3")
+
+
+def test_the_dead_one_goes_first_where_one_is_too_many_or_several_leave() -> None:
+    membership = founded({"n1": "", "n2": "", "n3": "", "n4": ""}, partitions=1, replication=4)
+    membership.replication = 3
+    assert next_change(membership, 0, ready=(), present={"n1", "n2", "n4"}) == ("n1", "n2", "n4")
+
+    membership = founded({f"n{number}": "" for number in range(1, 6)}, partitions=1)
+    members = membership.table[0].members
+    for name in members[:2]:
+        membership.set_state(SetNodeState(name, LEAVING))
+    after = next_change(membership, 0, ready={"n4"}, present={members[0], members[2], "n4"})
+    assert after == (members[0], members[2], "n4")
 
 
 def test_a_removed_node_is_replaced_and_without_a_replacement_given_up() -> None:

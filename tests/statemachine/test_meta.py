@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.statemachine import meta
+from holdfast.statemachine.effects import Result
+from holdfast.statemachine.levels import FIRST, LEVEL
 from holdfast.statemachine.members import STATES, AssignPartition, PutNode, SetNodeState
 from holdfast.statemachine.meta import (
     FoundCluster,
@@ -15,6 +17,7 @@ from holdfast.statemachine.meta import (
     MetaState,
     Outcome,
     Proposal,
+    RaiseLevel,
     RegisterDeployment,
     RemoveDeployment,
     Service,
@@ -112,6 +115,36 @@ def test_the_same_uri_and_manifest_change_nothing() -> None:
 
     assert (outcome.result.code, outcome.deployment) == (200, "dp_1")
     assert list(state.deployments) == ["dp_1"]
+
+
+def upgraded(protocol: list[int], level: int = 2) -> tuple[MetaState, meta.Outcome]:
+    """A deployment whose SDK was upgraded, with the same services, registers again."""
+    state = state_after(register(OLD, id_="dp_1")._replace(protocol=[1, 2]))
+    state.level = level
+    return state, meta.apply(state, 2, register(OLD, id_="dp_2")._replace(sdk="sdk/2", protocol=protocol))
+
+
+@pytest.mark.parametrize("protocol", [[1, 2], [1, 3]], ids=["the same versions", "a further version"])
+def test_another_release_of_the_sdk_with_the_same_manifest_is_the_same_deployment(protocol: list[int]) -> None:
+    state, outcome = upgraded(protocol)
+
+    assert outcome == (Result(200, "unchanged"), "dp_1", ())
+    there = state.deployments["dp_1"]
+    assert (there.sdk, there.protocol, there.revisions) == ("sdk/2", protocol, {"trips": 1})
+
+
+@pytest.mark.parametrize("protocol", [[2, 3], [1, 1]], ids=["without the oldest", "without the newest"])
+def test_a_release_of_the_sdk_that_lacks_a_version_of_before_is_another_manifest(protocol: list[int]) -> None:
+    state, outcome = upgraded(protocol)
+
+    assert (outcome.result.code, outcome.differences) == (409, ("the way to reach it changed",))
+    assert state.deployments["dp_1"].sdk == "sdk/1"
+
+
+def test_at_level_1_another_release_of_the_sdk_is_another_manifest_as_it_was_then() -> None:
+    state, outcome = upgraded([1, 2], level=1)
+
+    assert outcome.result.code == 409 and state.deployments["dp_1"].sdk == "sdk/1"
 
 
 def test_registering_an_older_deployment_again_does_not_bring_it_back_unless_forced() -> None:
@@ -237,7 +270,9 @@ commands: st.SearchStrategy[MetaCommand] = st.one_of(
         partitions=st.integers(1, 9),
         founders=st.lists(names, max_size=4),
         replication=st.integers(1, 7),
+        level=st.integers(FIRST, LEVEL),
     ),
+    st.builds(RaiseLevel, level=st.integers(0, LEVEL)),
     st.builds(PutNode, name=names, zone=names, address=names, ingress_url=names, admin_url=names),
     st.builds(SetNodeState, name=names, state=st.sampled_from([*STATES, "none"])),
     st.builds(

@@ -3,7 +3,13 @@
 from datetime import UTC, datetime
 from random import Random
 
-from holdfast.sdk.protocol import CANCELLED, KILLED, Op, format_id, workflow_id
+from holdfast.sdk.ids import format_id, workflow_id
+from holdfast.sdk.journal import (
+    CANCELLED,
+    KILLED,
+    Op,
+    pack_outcome,
+)
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import (
     Cancel,
@@ -34,9 +40,10 @@ from holdfast.statemachine.effects import (
     Status,
 )
 from holdfast.statemachine.records import End
+from holdfast.statemachine.state import State
 from tests.statemachine.rig import BOOM, HOUR_MS, RESULT, Rig, failure, ident
 
-CANCELLATION = [1, *CANCELLED]
+CANCELLATION = pack_outcome(CANCELLED)
 
 
 def call(rig: Rig, caller: bytes, name: str) -> tuple[int, bytes]:
@@ -94,6 +101,44 @@ def test_cancelling_code_that_waits_for_nothing_fails_its_next_wait() -> None:
     assert rig.effects[-1] == SendCompletion(a, 1, index, 5, CANCELLATION)
     assert queries.load(rig.txn, b) is None
     assert not rig.load(a).cancelled
+
+
+def test_a_cancellation_that_comes_before_the_output_begins_another_attempt() -> None:
+    rig = Rig()
+    a = rig.invoke("a")
+    rig.step(a, Op.RUN, ["hotel"], RESULT)
+    rig.do(Cancel(a))
+
+    rig.do(Complete(a, 1, RESULT, "dp_1", 2, notices=True))
+
+    assert rig.effects == [StartAttempt(a, 2, None)]
+    assert rig.load(a).cancelled and rig.outcome(a) is None
+    rig.step(a, Op.RUN, ["cancelled after step 1"], CANCELLATION)
+    rig.do(Complete(a, 2, RESULT, "dp_1", 3, notices=True))
+    assert rig.outcome(a) == RESULT, "the code knew, and completes as it likes"
+
+
+def test_an_output_of_an_sdk_that_cannot_notice_a_cancellation_any_more_counts() -> None:
+    rig = Rig()
+    old, failed = rig.invoke("a"), rig.invoke("b")
+    rig.do(Cancel(old))
+    rig.do(Cancel(failed))
+
+    rig.do(Complete(old, 1, RESULT, "dp_1", 1))
+    rig.do(Complete(failed, 1, BOOM, "dp_1", 1, notices=True))
+
+    assert (rig.outcome(old), rig.outcome(failed)) == (RESULT, BOOM)
+
+
+def test_before_level_2_an_output_counts_although_the_invocation_was_cancelled() -> None:
+    rig = Rig()
+    rig.state = State(0, 1, level=1)
+    a = rig.invoke("a")
+    rig.do(Cancel(a))
+
+    rig.do(Complete(a, 1, RESULT, "dp_1", 1, notices=True))
+
+    assert rig.outcome(a) == RESULT
 
 
 def test_a_run_in_progress_is_not_interrupted_but_its_retry_is() -> None:
@@ -161,7 +206,7 @@ def test_killing_ends_an_invocation_and_its_calls_at_once() -> None:
 
     aborted = [(effect.id, effect.epoch) for effect in effects if isinstance(effect, AbortAttempt)]
     assert aborted == [(a, 1), (b, 1), (c, 1)]
-    assert [rig.outcome(each) for each in (a, b, c)] == [[1, *KILLED]] * 3
+    assert [rig.outcome(each) for each in (a, b, c)] == [pack_outcome(KILLED)] * 3
     assert rig.load(c).end == End.KILLED
     rig.do(Complete(a, 1, RESULT, None))
     assert rig.result.code == 409
@@ -488,7 +533,7 @@ def test_invocations_are_listed_by_filter_page_by_page() -> None:
     assert listed(queries.Filter(statuses=(Status.RUNNING,))) == {*every[4:], other}
     assert listed(queries.Filter(statuses=(Status.PAUSED,))) == set()
     assert listed(queries.Filter(handler="greet", service="mailer", created_before_ms=rig.now_ms + 1)) == {other}
-    assert failure([1, *CANCELLED]).kind == "Cancelled"
+    assert failure(pack_outcome(CANCELLED)).kind == "Cancelled"
 
 
 def test_times_are_told_as_people_read_them() -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from holdfast.sdk.protocol import Op, partition_of
+from holdfast.sdk.ids import partition_of
+from holdfast.sdk.journal import Op
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import Announce, Cancel, Deliver, Invoke, Kill, Mode, TrimOutbox, encode_command
 from holdfast.statemachine.effects import (
@@ -13,6 +14,8 @@ from holdfast.statemachine.effects import (
     StartAttempt,
     Status,
 )
+from holdfast.statemachine.levels import TooNew
+from holdfast.statemachine.state import State
 from tests.statemachine.rig import HOUR_MS, RESULT, Rig, ident
 
 PARTITIONS = 2
@@ -145,15 +148,33 @@ def test_attaching_reaches_another_partition() -> None:
     assert pair.rigs[0].effects == [SendCompletion(a, 1, index, 3, RESULT)]
 
 
-def test_what_no_release_of_ours_wrote_does_not_stop_what_is_behind_it() -> None:
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        pytest.param(b"\xc1", id="no msgpack"),
+        pytest.param(b"\x93\xcd\x03\xe7\x01\x02", id="a command of a later release"),
+        pytest.param(encode_command(Announce(9, "x")), id="no message"),
+        pytest.param(encode_command(Deliver(0, 1, [])), id="a delivery in a delivery"),
+    ],
+)
+def test_a_message_that_this_release_cannot_read_stops_the_node_before_anything_is_taken(unknown: bytes) -> None:
     rig = Rig(1, PARTITIONS)
     good = Invoke(ident(named(1)), "greeter", "help", None, Mode.PLAIN, b"", {}, 0, None, -1, HOUR_MS)
-    messages = [b"\xc1", encode_command(Announce(9, "x")), encode_command(Deliver(0, 1, [])), encode_command(good)]
 
-    rig.do(Deliver(0, 1, messages))
+    with pytest.raises(TooNew, match=r"message 2 of partition 0 .* level 3.* start this node with the release"):
+        rig.do(Deliver(0, 1, [encode_command(good), unknown]))
 
-    assert rig.started() == [good.id]
-    assert queries.meta(rig.txn).term == 0
+    assert rig.state.taken(0) == 0 and not rig.state.todo
+
+
+def test_at_level_1_a_message_that_cannot_be_read_is_passed_over_as_it_was_then() -> None:
+    rig = Rig(1, PARTITIONS)
+    rig.state = State(1, PARTITIONS, level=1)
+    good = Invoke(ident(named(1)), "greeter", "help", None, Mode.PLAIN, b"", {}, 0, None, -1, HOUR_MS)
+
+    rig.do(Deliver(0, 1, [b"\xc1", encode_command(Announce(9, "x")), encode_command(good)]))
+
+    assert rig.started() == [good.id] and rig.state.taken(0) == 3
 
 
 def test_a_new_leader_finds_everything_that_has_to_go_on() -> None:

@@ -5,7 +5,14 @@ from typing import Any
 import msgpack
 import pytest
 
-from holdfast.sdk.protocol import CANCELLED, NOTHING, Op, object_id, some, workflow_id
+from holdfast.sdk.ids import object_id, workflow_id
+from holdfast.sdk.journal import (
+    CANCELLED,
+    NOTHING,
+    Op,
+    pack_outcome,
+    some,
+)
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import (
     AbandonStep,
@@ -35,6 +42,7 @@ from holdfast.statemachine.effects import (
     StartAttempt,
     Status,
 )
+from holdfast.statemachine.state import State
 from tests.statemachine.rig import BOOM, HOUR_MS, RESULT, Rig, failure, ident
 
 SLEPT: list[Any] = [0, b""]
@@ -165,6 +173,31 @@ def test_one_handler_resolves_the_awakeable_of_another() -> None:
     rig.step(b, Op.RESOLVE_AWAKEABLE, [a, index, RESULT])
 
     assert SendCompletion(a, 1, index, 3, RESULT) in rig.effects
+
+
+def test_a_digest_stays_of_what_the_journal_does_not_keep() -> None:
+    rig = Rig()
+    a = rig.invoke("a", service="signup", key="ann", mode=Mode.WORKFLOW)
+    child = Invoke(ident("b"), "greeter", "help", None, Mode.PLAIN, b"payload", {}, 0, None, 0, HOUR_MS)
+    refused = [1, 404, "no such handler", "NotFound"]
+    digest = b"sixteen bytes :)"
+
+    call = rig.step(a, Op.CALL, ["greeter", "help", None, b"", {}], child=child, digest=digest)
+    nobody = rig.step(a, Op.CALL, ["greeter", "nobody", None, b"", {}], refused, digest=digest)
+    send = rig.step(a, Op.SEND, ["greeter", "help", None, b"", {}, 50], child=child, digest=digest)
+    resolve = rig.step(a, Op.RESOLVE, ["approved", RESULT], digest=digest)
+    awakeable = rig.step(a, Op.RESOLVE_AWAKEABLE, [a, 9, RESULT], digest=digest)
+    older = rig.step(a, Op.RESOLVE, ["other", RESULT])
+
+    kept = [rig.journal(a)[step].argument for step in (call, nobody, send, resolve, awakeable, older)]
+    assert kept == [
+        ["greeter", "help", None, digest, None, child.id],
+        ["greeter", "nobody", None, digest, None, None],
+        ["greeter", "help", None, digest, None, 50, child.id],
+        ["approved", digest],
+        [a, 9, digest],
+        ["other", None],
+    ]
 
 
 def test_a_send_starts_its_child_and_waits_for_nothing() -> None:
@@ -368,7 +401,29 @@ def test_failures_of_a_run_are_counted_over_attempts_until_it_is_given_up() -> N
 
     gave_up = failure(rig.journal(a)[1].outcome)
     assert (gave_up.kind, gave_up.message) == ("RetriesExhausted", "pay failed 3 times: boom")
-    assert rig.effects[0] == SendCompletion(a, 2, 1, 5, [1, *gave_up])
+    assert rig.effects[0] == SendCompletion(a, 2, 1, 5, pack_outcome(gave_up))
+
+
+def test_a_failed_run_is_tried_again_when_its_error_asks_for_it() -> None:
+    rig = Rig()
+    a = rig.invoke("a")
+
+    rig.do(run_failure(rig, a, 1)._replace(retry_after_ms=5000))
+
+    assert rig.pass_time(4999) == []
+    assert rig.pass_time(1) == [SendRetry(a, 1, 1, 3)]
+    rig.do(run_failure(rig, a, 1))
+    assert rig.pass_time(200) == [SendRetry(a, 1, 1, 4)], "without a wish, the policy's backoff holds"
+
+
+def test_before_level_2_the_policy_alone_decides_when_a_run_is_tried_again() -> None:
+    rig = Rig()
+    rig.state = State(0, 1, level=1)
+    a = rig.invoke("a")
+
+    rig.do(run_failure(rig, a, 1)._replace(retry_after_ms=5000))
+
+    assert rig.pass_time(100) == [SendRetry(a, 1, 1, 3)]
 
 
 def test_a_run_is_given_up_after_its_time() -> None:
@@ -484,9 +539,62 @@ def test_what_a_completed_invocation_waited_for_is_cleaned_up() -> None:
     assert list(rig.txn.scan(b"P", b"Q")) == []
 
 
-def test_a_journal_that_grows_beyond_its_limit_ends_the_invocation_with_a_clear_failure() -> None:
+@pytest.mark.parametrize(
+    ("limits", "reserve"),
+    [(SetLimits(3, 1 << 20, 10, 1 << 20), 100), (SetLimits(2000, 1 << 20, 10, 1 << 20), 200)],
+)
+def test_a_journal_that_grows_beyond_its_reserve_ends_the_invocation_with_a_clear_failure(
+    limits: SetLimits, reserve: int
+) -> None:
+    rig = Rig()
+    rig.do(limits)
+    a = rig.invoke("a")
+    for _ in range(limits.journal_steps_max + reserve - 1):
+        rig.step(a, Op.RUN, ["x"], [0, b"x"])
+    assert rig.status(a) == Status.RUNNING, "the code may compensate"
+
+    rig.step(a, Op.RUN, ["x"], [0, b"x"])
+
+    assert rig.status(a) == Status.COMPLETED
+    found = failure(rig.outcome(a))
+    assert (found.code, found.kind) == (413, "JournalTooLong")
+    assert "split the work" in found.message
+    assert [type(effect) for effect in rig.effects] == [AbortAttempt, Reply]
+
+
+def test_the_bytes_of_a_journal_have_a_reserve_too() -> None:
+    rig = Rig()
+    rig.do(SetLimits(1000, 10_000, 10, 1 << 20))
+    a = rig.invoke("a")
+    rig.step(a, Op.RUN, ["x"], [0, b"x" * 7000])
+    assert not rig.load(a).nearly_full
+    rig.step(a, Op.RUN, ["x"], [0, b"x" * 2000])
+    assert rig.load(a).nearly_full
+    rig.step(a, Op.RUN, ["x"], [0, b"x" * 1500])
+    assert rig.status(a) == Status.RUNNING
+
+    rig.step(a, Op.RUN, ["x"], [0, b"x" * 1000])
+
+    assert failure(rig.outcome(a)).kind == "JournalTooLong"
+
+
+def test_a_journal_is_nearly_full_from_four_fifths_of_its_steps_on() -> None:
+    rig = Rig()
+    rig.do(SetLimits(10, 1 << 20, 10, 1 << 20))
+    a = rig.invoke("a")
+    for _ in range(7):
+        rig.step(a, Op.RUN, ["x"], [0, b"x"])
+    assert not rig.load(a).nearly_full
+
+    rig.step(a, Op.RUN, ["x"], [0, b"x"])
+
+    assert rig.load(a).nearly_full
+
+
+def test_before_level_2_a_journal_ends_at_its_limit() -> None:
     for limits in (SetLimits(3, 1 << 20, 10, 1 << 20), SetLimits(10, 200, 10, 1 << 20)):
         rig = Rig()
+        rig.state = State(0, 1, level=1)
         rig.do(limits)
         a = rig.invoke("a")
         rig.step(a, Op.RUN, ["x"], [0, b"x" * 60])
@@ -494,11 +602,7 @@ def test_a_journal_that_grows_beyond_its_limit_ends_the_invocation_with_a_clear_
 
         rig.step(a, Op.RUN, ["x"], [0, b"x" * 60])
 
-        assert rig.status(a) == Status.COMPLETED
-        found = failure(rig.outcome(a))
-        assert (found.code, found.kind) == (413, "JournalTooLong")
-        assert "split the work" in found.message
-        assert [type(effect) for effect in rig.effects] == [AbortAttempt, Reply]
+        assert failure(rig.outcome(a)).kind == "JournalTooLong"
 
 
 def test_a_promise_goes_with_its_workflow_and_who_still_waits_is_told() -> None:
@@ -522,6 +626,6 @@ def test_a_cancelled_run_notices_the_cancellation() -> None:
     rig.do(Cancel(a))
     assert rig.load(a).cancelled
 
-    rig.step(a, Op.RUN, ["x"], [1, *CANCELLED])
+    rig.step(a, Op.RUN, ["x"], pack_outcome(CANCELLED))
 
     assert not rig.load(a).cancelled

@@ -20,13 +20,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
+from holdfast.cluster.backup.restoring import (
+    identify,
+    places_of,
+    read_plan,
+    restore,
+)
 from holdfast.cluster.config import BadConfig, Config
 from holdfast.cluster.errors import Circumstance, Conflict
-from holdfast.cluster.founding import open_founding
-from holdfast.cluster.node import FIRST_PARTITION_GROUP
-from holdfast.cluster.restoring import identify, places_of, read_plan, restore
+from holdfast.cluster.groups import FIRST_PARTITION_GROUP
+from holdfast.cluster.members.founding import open_founding
 from holdfast.log.errors import WrongDirectory
-from holdfast.sdk.protocol import Op
+from holdfast.sdk.journal import Op
 from holdfast.snapshots.backups import MANIFEST, Manifest, decode_manifest, find_backup, read_meta, verify_backup
 from holdfast.snapshots.errors import NotFound, SnapshotError
 from holdfast.snapshots.work import in_thread

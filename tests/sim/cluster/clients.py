@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgpack
 
 from holdfast.cluster.errors import Circumstance
-from holdfast.cluster.ingress import Answer
-from holdfast.cluster.operations import Operations
+from holdfast.cluster.ingress.requests import Answer
+from holdfast.cluster.members.operations import Operations
 from holdfast.log.errors import ProposalError
-from holdfast.sdk.protocol import Op, format_id, idempotent_id
+from holdfast.sdk.ids import format_id, idempotent_id
+from holdfast.sdk.journal import Op
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import Cancel, Command, DecideStep, Kill, Pause, Resume
 from holdfast.statemachine.effects import Result, Status

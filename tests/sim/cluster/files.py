@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 import lmdb
 
-from holdfast.cluster.state import State
+from holdfast.cluster.partition.state import State
 from holdfast.snapshots.errors import SnapshotError
 from holdfast.snapshots.format import BLOCK_BYTES, SUFFIX, decode, verify
 

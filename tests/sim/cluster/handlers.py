@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
-from holdfast.sdk.protocol import (
+from holdfast.sdk.frames import (
     TO_SDK,
+    VERSION,
+    VERSION_HEADER,
     Abandon,
     Abort,
     Ack,
+    Began,
     Cancelled,
     Completion,
     Credit,
     Error,
     Frame,
     Intent,
-    Op,
     Output,
     RetryRun,
     RunDone,
@@ -37,8 +39,9 @@ from holdfast.sdk.protocol import (
     Waiting,
     decode_batch,
     encode_batch,
-    format_awakeable,
 )
+from holdfast.sdk.ids import format_awakeable
+from holdfast.sdk.journal import Op
 from holdfast.statemachine.commands import (
     AbandonStep,
     Command,
@@ -135,8 +138,13 @@ class Stream:
         self.process = process
         self.host = host
         self.queue: asyncio.Queue[aiohttp.WSMessage] = asyncio.Queue()
+        self._response = SimpleNamespace(headers={})  # Of the upgrade: it names no version, so the first one is spoken.
         self.broken = False  # Nothing travels any more.
         self.attempts: dict[bytes, Player] = {}
+        self.close_code = aiohttp.WSCloseCode.ABNORMAL_CLOSURE
+        self._response = SimpleNamespace(
+            headers={VERSION_HEADER: str(VERSION)}
+        )  # What the handshake was answered with.
         self._to_host_at = self._to_node_at = 0.0
         self._out: list[Frame] = []
         self._owed = 0
@@ -259,7 +267,7 @@ class Handlers:
         services = [{**service, "options": OPTIONS} for service in SERVICES]
         if not uri.startswith(HANDLERS):  # Another deployment, of something that nobody calls.
             services = [{**SERVICES[0], "name": f"other-{uri.rsplit(':', 1)[1]}"}]
-        manifest = {"protocol": {"min": 1, "max": 1}, "sdk": "sim", "modes": ["stream"], "services": services}
+        manifest = {"protocol": {"min": 1, "max": VERSION}, "sdk": "sim", "modes": ["stream"], "services": services}
         return json.dumps(manifest).encode()
 
     def session(self, process: Process) -> Session:
@@ -286,6 +294,8 @@ class Handlers:
         attempt.stream = stream
         attempt.era = self.world.era
         stream.attempts[start.invocation] = attempt
+        if start.suspects_max:
+            stream.say(Began(start.invocation, start.epoch))
         self.world.counts["attempts"] += 1
         self.tell(attempt, lambda attempt: attempt.begin())
 

@@ -14,21 +14,30 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
-from holdfast.cluster import backup, catchup, copies, janitor, node, objects, restoring, snapshots, state
-from holdfast.cluster.backup import Backups
+from holdfast.cluster import node
+from holdfast.cluster.backup import copies, restoring
+from holdfast.cluster.backup import job as backup
+from holdfast.cluster.backup.copies import Copies
+from holdfast.cluster.backup.job import Backups
 from holdfast.cluster.clock import Clock
-from holdfast.cluster.copies import Copies
-from holdfast.cluster.founding import Founding, write_founding
-from holdfast.cluster.invoker import Invoker
-from holdfast.cluster.janitor import Janitor
-from holdfast.cluster.leader import Leadership, Outbox
-from holdfast.cluster.node import FIRST_PARTITION_GROUP, Node
-from holdfast.cluster.router import Router
-from holdfast.cluster.watches import SLICE, Watches
+from holdfast.cluster.groups import FIRST_PARTITION_GROUP
+from holdfast.cluster.handlers.invoker import Invoker
+from holdfast.cluster.leading.leadership import Leadership, Outbox
+from holdfast.cluster.members.founding import Founding, write_founding
+from holdfast.cluster.node import Node
+from holdfast.cluster.partition import state
+from holdfast.cluster.registry.metalog import SharedRead
+from holdfast.cluster.routing.router import Router
+from holdfast.cluster.routing.watches import SLICE, Watches
+from holdfast.cluster.snapshotting import catchup
+from holdfast.cluster.snapshotting import service as snapshots
+from holdfast.cluster.values import janitor
+from holdfast.cluster.values import shared_store as objects
+from holdfast.cluster.values.janitor import Janitor
 from holdfast.log.errors import ProposalError
 from holdfast.log.host import Host
 from holdfast.log.replica import Replica
-from holdfast.sdk.protocol import partition_of
+from holdfast.sdk.ids import partition_of
 from holdfast.snapshots import cut, restore, transfer
 from holdfast.snapshots.backups import digest_of, part_name
 from holdfast.snapshots.errors import SnapshotError
@@ -38,7 +47,7 @@ from holdfast.snapshots.stores import Stat
 from holdfast.snapshots.work import Work
 from holdfast.statemachine import attempts, blobs, machine, queries
 from holdfast.statemachine.commands import Announce, Deliver, Invoke, Ref, TrimOutbox, decode_command
-from holdfast.statemachine.effects import OK
+from holdfast.statemachine.effects import OK, DeleteObjects
 from holdfast.statemachine.meta import encode_state
 from tests.sim.cluster import backups as simulated_backups
 
@@ -146,11 +155,16 @@ def trimmed_before_taken() -> list[Patch]:
 
 
 def led_without_deployments() -> list[Patch]:
-    """A node leads before it knows which deployments there are."""
+    """A node leads before it knows which deployments there are, and does not ask before it gives up on one.
+
+    Each of the two rules covers for the other in a simulated cluster, so both are off.
+    """
 
     async def catch_up(self: Any) -> None: ...
 
-    return [(Node, "_catch_up", catch_up)]
+    async def ask_nobody(self: SharedRead) -> None: ...
+
+    return [(Node, "_catch_up", catch_up), (SharedRead, "__call__", ask_nobody)]
 
 
 def trimmed_before_durable() -> list[Patch]:
@@ -400,7 +414,12 @@ def deletions_not_derived() -> list[Patch]:
                 while await self._delete():
                     pass
 
-    return [(Janitor, "_run", run)]
+    standing = queries.standing_effects
+
+    def others(txn: Any) -> list[Any]:
+        return [effect for effect in standing(txn) if not isinstance(effect, DeleteObjects)]
+
+    return [(Janitor, "_run", run), (queries, "standing_effects", others)]
 
 
 def refused_without_need() -> list[Patch]:
@@ -483,24 +502,25 @@ WHERE: Final = {
 
 #: The seed that found it when it was last looked for, where that is not one of the first. Looked at before all others.
 SEEDS: Final = {
-    "backed-up-from-the-past": 119,
-    "backed-up-one-by-one": 50,
-    "checksums-ignored": 8,
-    "deployments-backed-up-first": 172,
-    "directories-trusted": 96,
+    "backed-up-from-the-past": 82,
+    "backed-up-one-by-one": 10,
+    "deleted-while-kept": 6,
+    "deployments-backed-up-first": 83,
+    "directories-trusted": 477,
     "early-messages-lost": 37,
-    "finished-too-early": 8,
-    "found-names-trusted": 15,
-    "installed-without-snapshot": 58,
-    "led-without-deployments": 108,
-    "messages-taken-again": 5,
-    "names-taken-late": 5,
-    "names-used-again": 5,
-    "refused-without-need": 6,
-    "restored-names-trusted": 6,
-    "stale-attempts-heard": 109,
-    "swept-while-under-way": 5,
-    "timers-by-the-wall": 9,
+    "finished-too-early": 9,
+    "found-names-trusted": 4,
+    "installed-without-snapshot": 20,
+    "led-without-deployments": 12,
+    "messages-taken-again": 10,
+    "names-taken-late": 9,
+    "names-used-again": 9,
+    "refused-without-need": 19,
+    "restored-logs-begin-at-nothing": 3,
+    "restored-names-trusted": 3,
+    "stale-attempts-heard": 31,
+    "swept-while-under-way": 9,
+    "timers-by-the-wall": 5,
 }
 
 

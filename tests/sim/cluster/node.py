@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.cluster.clock import Clock
 from holdfast.cluster.config import Config, Endpoint
-from holdfast.cluster.endpoint import Timing
-from holdfast.cluster.invoker import Invoker, Limits
-from holdfast.cluster.node import FIRST_PARTITION_GROUP, Node
-from holdfast.cluster.partition import PartitionMachine
+from holdfast.cluster.groups import FIRST_PARTITION_GROUP
+from holdfast.cluster.handlers.dispatch import Limits, Timing
+from holdfast.cluster.handlers.invoker import Invoker
+from holdfast.cluster.node import Node
+from holdfast.cluster.partition.machine import PartitionMachine
 from holdfast.log.messages import GroupId
 from holdfast.log.node import LogNode, NodeConfig
 from holdfast.log.replica import Committed
@@ -47,7 +48,7 @@ class SimLinks:
     async def stop(self) -> None:
         self._process.world.break_links(self._process)
 
-    def set_peers(self, peers: Mapping[str, object]) -> None:
+    def set_peers(self, peers: Mapping[str, object], removed: Collection[str] = ()) -> None:
         process = self._process
         for gone in sorted(process.peers - peers.keys()):
             process.world.network.break_session(process.name, gone)
@@ -62,7 +63,9 @@ class SimLinks:
     def status(self) -> dict[str, Any]:
         sessions = self._process.world.network.sessions
         return {
-            peer: SimpleNamespace(connected=frozenset((self._process.name, peer)) in sessions, last_error=None)
+            peer: SimpleNamespace(
+                connected=frozenset((self._process.name, peer)) in sessions, last_error=None, refused=None
+            )
             for peer in self._process.world.names
             if peer != self._process.name
         }

@@ -16,7 +16,8 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.log.replica import Committed
-from holdfast.sdk.protocol import Op, Step, partition_of, unpack_step
+from holdfast.sdk.ids import partition_of
+from holdfast.sdk.journal import Op, Step, unpack_step
 from holdfast.statemachine import blobs, queries, refs, tables
 from holdfast.statemachine.blobs import MISSING
 from holdfast.statemachine.commands import (
@@ -42,6 +43,7 @@ from holdfast.statemachine.commands import (
     decode_batch,
 )
 from holdfast.statemachine.effects import Reply, Result, Status
+from holdfast.statemachine.levels import FIRST
 from holdfast.statemachine.machine import apply
 from holdfast.statemachine.memory import Memory
 from holdfast.statemachine.records import Invocation, unpack, unpack_blob, unpack_invocation
@@ -65,7 +67,7 @@ class Reference:
     def __init__(self, number: int, partitions: int) -> None:
         self.number = number
         self.txn = Memory()
-        self.core = State(number, partitions)
+        self.core = State(number, partitions, level=FIRST)  # As every partition begins.
         self.index = 0
         self.seen: list[int] = [0]  # A checksum of each entry,
         self.entries: list[Sequence[bytes]] = [()]  # and what it says.

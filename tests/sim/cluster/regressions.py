@@ -63,4 +63,23 @@ REGRESSIONS: Final = (
         "restore",
         "a new leader that had not heard of a deployment yet paused the invocations that were pinned to it",
     ),
+    Regression(
+        653344861058,
+        "members",
+        "a removed node was shown with 0 replicas and stopped while it voted in the meta group, which lost its majority",
+    ),
+    Regression(
+        301848169148, "members", "a newcomer that was removed kept the meta group from all other changes for a minute"
+    ),
+    Regression(44, "members", "a newcomer that was removed kept the meta group from all other changes for a minute"),
+    Regression(90, "members", "a newcomer that was removed kept the meta group from all other changes for a minute"),
+    Regression(927393481097, "five", "a node that woke from a pause was asked before it had heard what it had missed"),
+    Regression(
+        718586078428,
+        "slow",
+        "a partition applied commands before its level was raised, and its reference began at the newest",
+    ),
+    Regression(
+        1058137791055, "members", "one read of a partition that had moved away held up all watches of its node for 15 s"
+    ),
 )

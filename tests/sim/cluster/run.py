@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.cluster.errors import Circumstance
-from holdfast.cluster.node import FIRST_PARTITION_GROUP
+from holdfast.cluster.groups import FIRST_PARTITION_GROUP
 from holdfast.log.messages import GroupId
-from holdfast.statemachine.members import ACTIVE
+from holdfast.statemachine.members import ACTIVE, REMOVED
 from tests.sim.cluster.backups import Backups, Restoration
 from tests.sim.cluster.clients import Clients
 from tests.sim.cluster.node import SimNode
@@ -211,15 +211,19 @@ class Faults:
         )
 
     def _let_go(self, process: Process) -> None:
-        """Whoever removed it waits until the cluster no longer needs it."""
+        """Whoever removed it waits until every node shows it with 0 replicas, as `holdfast cluster remove` says."""
         world = self.world
         if process.is_member:
             self.leaving = None
             return
-        tables = [
-            p.node.meta.state.membership.table for p in world.serving() if p.node is not None and p is not process
+        nodes = [p.node for p in world.serving() if p.node is not None and p is not process]
+        shown = [
+            None
+            if (known := node.meta.state.membership.nodes.get(process.name)) is None
+            else node.operations.show(known)
+            for node in nodes
         ]
-        if any(process.name in replicas.members for table in tables for replicas in table.values()) or not tables:
+        if not shown or any(view is None or view["state"] != REMOVED or view["replicas"] for view in shown):
             world.after(0.3, lambda: self._let_go(process))
             return
         self.leaving = None
@@ -379,9 +383,11 @@ def _live(world: World) -> None:
     world.run_until(world.now + 2.0)
 
     def is_idle() -> bool:
-        return all(process.serving for process in world.members()) and not any(map(_busy, world.serving()))
+        members = [process.node for process in world.members() if process.serving]
+        agree = len({node.meta.applied for node in members if node is not None}) == 1
+        return agree and len(members) == len(world.members()) and not any(map(_busy, world.serving()))
 
-    # Somebody may have begun to lead meanwhile, or fire a timer, or still be about to stop and start.
+    # Somebody may have begun to lead meanwhile, or fire a timer, or still be about to stop and start, or to wake from a pause.
     world.run_until(world.now + 10.0, done=lambda: is_over() and is_idle())
     _reckon(world, clients)
 

@@ -13,13 +13,15 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
-from holdfast.cluster import catchup, restoring, snapshots
-from holdfast.cluster.backup import Backups
-from holdfast.cluster.catchup import CatchUp
-from holdfast.cluster.copies import Copies
-from holdfast.cluster.partition import PartitionMachine
-from holdfast.cluster.restoring import Plan
-from holdfast.cluster.snapshots import Keeper
+from holdfast.cluster.backup import restoring
+from holdfast.cluster.backup.copies import Copies
+from holdfast.cluster.backup.job import Backups
+from holdfast.cluster.backup.restoring import Plan
+from holdfast.cluster.partition.machine import PartitionMachine
+from holdfast.cluster.snapshotting import catchup
+from holdfast.cluster.snapshotting import service as snapshots
+from holdfast.cluster.snapshotting.catchup import CatchUp
+from holdfast.cluster.snapshotting.service import Keeper
 from holdfast.log.host import Host
 from holdfast.log.node import Group
 from holdfast.snapshots.restore import Staged

@@ -96,7 +96,7 @@ FAULTS: Final = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.slow("five hundred seeds")
 def test_five_hundred_clusters_keep_every_promise() -> None:
     totals: Counter[str] = Counter()
     failed = []
@@ -118,6 +118,7 @@ def test_a_cluster_that_once_failed_does_not_any_more(known: Regression) -> None
     assert outcome.failure is None, f"{known.found}\n{BATCH.report([outcome])}"
 
 
+@pytest.mark.slow("many seeds, each run twice")
 def test_the_same_seed_is_the_same_cluster() -> None:
     """In another order and other processes, with other hashes: byte for byte."""
     # In these restores nodes stop while several tasks are under way: what is cancelled first must not depend on addresses.

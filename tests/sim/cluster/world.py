@@ -22,9 +22,14 @@ from types import SimpleNamespace
 from typing import Any, Final, NoReturn
 from unittest.mock import patch
 
-from holdfast.cluster import backup, copies, janitor, objects, snapshots, state
-from holdfast.cluster.blobs import THRESHOLD_BYTES
-from holdfast.cluster.registry import read_manifest
+from holdfast.cluster.backup import copies
+from holdfast.cluster.backup import job as backup
+from holdfast.cluster.partition import state
+from holdfast.cluster.registry.manifest import read_manifest
+from holdfast.cluster.snapshotting import service as snapshots
+from holdfast.cluster.values import janitor
+from holdfast.cluster.values import shared_store as objects
+from holdfast.cluster.values.staging import THRESHOLD_BYTES
 from holdfast.log.engine import Timing
 from holdfast.log.node import Group
 from holdfast.snapshots import work
@@ -39,7 +44,7 @@ from tests.sim.cluster.store import SimStore, Vault
 from tests.sim.disk import SimDisk
 from tests.sim.oracle import Violation
 
-#: A session that carries nothing for this long is broken by the link (`log.link.LinkLimits.idle_s`).
+#: A session that carries nothing for this long is broken by the link (`log.connection.LinkLimits.idle_s`).
 SILENCE_S: Final = 3.0
 #: Minutes and hours of large values, in seconds. They keep their proportions.
 QUICK_BLOBS: Final = tuple(

@@ -1,0 +1,96 @@
+"""What `holdfast dev` prints about failures and pauses: one line each, counted when they repeat, and how to go on."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from holdfast.cluster.durations import format_duration_ms
+from holdfast.sdk.ids import format_id
+from holdfast.statemachine import queries
+from holdfast.statemachine.commands import Command, Complete, FailAttempt, Pause, RecordRunFailure, RecordStep
+from holdfast.statemachine.effects import Result, Status
+from holdfast.statemachine.records import Invocation
+
+if TYPE_CHECKING:
+    from holdfast.cluster.partition.door import Partition
+
+KNOWN_MAX: Final = 1000  # invocations whose failures are counted
+_KINDS: Final = frozenset({FailAttempt, RecordRunFailure, Complete, Pause, RecordStep})
+
+
+class Reporter:
+    """Told of every command of this node that was applied; prints what went wrong."""
+
+    def __init__(self) -> None:
+        self._failures: OrderedDict[bytes, int] = OrderedDict()
+
+    def __call__(self, partition: Partition, command: Command, result: Result) -> None:
+        if type(command) not in _KINDS or (type(command) is RecordStep and result.code != 409):
+            return
+        if type(command) is Complete and (command.outcome[0] == 0 or result.code):
+            return
+        if type(command) in (FailAttempt, RecordRunFailure, Pause) and result.code:
+            return  # The attempt was over, or it was paused before.
+        with partition.state.read() as txn:
+            record = queries.load(txn, command.id)  # type: ignore[union-attr]
+            last = queries.last_failure(txn, command.id)  # type: ignore[union-attr]
+        if record is None:
+            return
+        if record.status == Status.PAUSED:
+            self._failures.pop(record.id, None)
+            _say("PAUSED", record, _reason(command, last.message if last is not None else ""), _resume(record))
+        elif type(command) is Complete:
+            self._failures.pop(record.id, None)
+            outcome = command.outcome
+            _say("failed", record, f"{outcome[2]} ({outcome[1]} {outcome[3]})".replace(" )", ")"))
+        elif type(command) in (FailAttempt, RecordRunFailure, RecordStep):
+            count = self._count(record.id)
+            if count & count - 1:
+                return  # The 1st, 2nd, 4th, 8th, ... of one invocation.
+            times = f"; {count} failures so far" if count > 1 else ""
+            _say(_what(command), record, _reason(command, result.message), _next(record, partition, command) + times)
+
+    def _count(self, id_: bytes) -> int:
+        count = self._failures.pop(id_, 0) + 1
+        self._failures[id_] = count
+        if len(self._failures) > KNOWN_MAX:
+            self._failures.popitem(last=False)
+        return count
+
+
+def _what(command: Command) -> str:
+    if isinstance(command, RecordRunFailure):
+        return f"step {command.name!r} failed"
+    return f"attempt {command.epoch} failed" if isinstance(command, FailAttempt | RecordStep) else "failed"
+
+
+def _reason(command: Command, otherwise: str) -> str:
+    failure: list[Any] | None = getattr(command, "failure", None)
+    if failure is None:
+        return otherwise if not isinstance(command, Pause) else "by an operator"
+    extra = failure[4] if len(failure) > 4 and failure[4] else {}
+    trace = extra.get("trace")
+    return f"{failure[2]} (at {trace[-1]})" if trace else f"{failure[2]}"
+
+
+def _next(record: Invocation, partition: Partition, command: Command) -> str:
+    """When it goes on by itself."""
+    if record.status == Status.BACKING_OFF and record.due_ms:
+        return f"next attempt in {format_duration_ms(max(record.due_ms - partition.now_ms(), 0))}"
+    return "it is tried again" if isinstance(command, RecordRunFailure) else "the next attempt begins"
+
+
+def _resume(record: Invocation) -> str:
+    return f"go on with: holdfast invocations resume {format_id(record.id)}"
+
+
+def _say(what: str, record: Invocation, why: str, after: str = "") -> None:
+    key = f"/{record.key}" if record.key is not None else ""
+    colour = "red" if what in ("PAUSED", "failed") else "yellow"
+    why = why if len(why) <= 500 else f"{why[:497]}..."
+    click.echo(f"{click.style(what, fg=colour)}: {record.service}{key}/{record.handler} {format_id(record.id)}: {why}")
+    if after:
+        click.echo(f"        {after}")

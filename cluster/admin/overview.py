@@ -1,0 +1,116 @@
+"""The cluster as one node shows it to operators: nodes, partitions, leaders, lags, snapshots."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from holdfast.cluster.config import Config
+from holdfast.cluster.groups import META_GROUP
+from holdfast.cluster.members.controller import Controller
+from holdfast.cluster.members.founding import Founding
+from holdfast.cluster.members.handover import Handover
+from holdfast.cluster.members.operations import Operations
+from holdfast.cluster.members.releases import Releases
+from holdfast.cluster.partition.door import Partition
+from holdfast.cluster.registry.machine import MetaMachine
+from holdfast.cluster.registry.metalog import MetaLog
+from holdfast.cluster.routing.router import Router
+from holdfast.cluster.snapshotting.service import Snapshots
+from holdfast.cluster.snapshotting.views import show_keeper, show_snapshots
+from holdfast.cluster.values.shared_store import Objects
+from holdfast.log.errors import ProposalError
+from holdfast.log.node import Group, LogNode
+
+FRESH_S: Final = 3.0  # How long an operator waits for a meta group that nobody leads.
+
+
+class Overview(NamedTuple):
+    config: Config
+    log: LogNode
+    meta: MetaMachine
+    meta_log: MetaLog
+    founding: Founding
+    router: Router
+    hosted: Mapping[int, Partition]
+    controller: Controller
+    handover: Handover
+    operations: Operations
+    releases: Releases
+    snapshots: Snapshots
+    objects: Objects
+
+    async def show(self) -> dict[str, Any]:
+        """Nodes and the table are linearizable, if the meta group answers. The rest is as this node sees it: links,
+        leaders, and how far others are, which only a leader knows."""
+        fresh = await self._is_fresh()
+        changing = await self.controller.doing_now()
+        membership = self.meta.state.membership
+        return {
+            "cluster": self.config.cluster,
+            "founders": list(self.founding.founders),
+            "restored": self.founding.restored or None,
+            "answered_by": self.config.node,
+            "linearizable": {"nodes": fresh, "members": fresh, "leaders": False, "lags": False},
+            "changing": changing or None,
+            "replication": membership.replication,
+            "level": self.meta.state.level,
+            "nodes": self._nodes(),
+            "snapshots": show_snapshots(self.snapshots),
+            "blobs": self.objects.show(),
+            "meta": show_group(self.log.group(META_GROUP)),
+            "partitions": [
+                {
+                    "partition": number,
+                    "leader": self.router.leader(number),
+                    "members": list(replicas.members),
+                    "epoch": replicas.epoch,
+                    "here": number in self.hosted,
+                    **(self._here(number) if number in self.hosted else {}),
+                }
+                for number, replicas in sorted(membership.table.items())
+            ],
+        }
+
+    async def _is_fresh(self) -> bool:
+        try:
+            async with asyncio.timeout(FRESH_S):
+                await self.meta_log.fresh()
+        except (ProposalError, TimeoutError):
+            return False
+        return True
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        links, releases = self.log.links(), self.releases.known
+        return [
+            {
+                **self.operations.show(member),
+                "version": releases[name].version if name in releases else None,
+                "level": releases[name].level if name in releases else None,
+                "disk_full": name in self.handover.full,
+                "connected": name == self.config.node or (name in links and links[name].connected),
+                "error": links[name].last_error if name in links and not links[name].connected else None,
+            }
+            for name, member in sorted(self.meta.state.membership.nodes.items())
+        ]
+
+    def _here(self, number: int) -> dict[str, Any]:
+        """What only a node that has a replica knows."""
+        group = self.hosted[number].group
+        return {**show_group(group), "snapshot": show_keeper(self.snapshots.keepers[group.id])}
+
+
+def show_group(group: Group) -> dict[str, Any]:
+    status = group.status()
+    lags = {peer: max(status.last - match, 0) for peer, match in status.match.items()}
+    return {
+        "leader": status.leader,
+        "role": status.role,
+        "term": status.term,
+        "members": list(status.members),
+        "commit": status.commit,
+        "applied": status.applied,
+        "apply_lag": max(status.commit - status.applied, 0),
+        "follower_lag": lags if group.is_leader else None,
+    }

@@ -1,0 +1,342 @@
+"""How records are shown to people and scripts: JSON with names, times as text, payloads as what they are.
+
+A payload is bytes that a node never looks into; only here, on the way to an operator's eyes, it is tried as JSON. A large
+value is not read for that: its size and its sha256 are shown.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from holdfast.cluster.errors import BadRequest
+from holdfast.cluster.handlers.health import Health
+from holdfast.cluster.routing.reader import Description, Keyed
+from holdfast.sdk.bounds import load_json
+from holdfast.sdk.ids import format_awakeable, format_id
+from holdfast.sdk.journal import (
+    NOTHING,
+    OP_NAMES,
+    Failure,
+    Op,
+    Step,
+)
+from holdfast.statemachine import refs
+from holdfast.statemachine.commands import Mode, Payload, Ref
+from holdfast.statemachine.effects import STATUS_NAMES, Status
+from holdfast.statemachine.history import ENDED_NAMES, EndedAttempt
+from holdfast.statemachine.meta import Deployment, Handler, MetaState, Service
+from holdfast.statemachine.queries import shown_status, utc
+from holdfast.statemachine.records import END_NAMES, Invocation
+
+SHOWN_BYTES_MAX: Final = 64 * 1024  # of one payload in a journal; longer ones are cut
+SHOWN_ELEMENTS_MAX: Final = 2000  # of one payload that is shown as JSON; others are shown as text
+
+MODE_NAMES: Final = {Mode.PLAIN: "plain", Mode.EXCLUSIVE: "exclusive", Mode.SHARED: "shared", Mode.WORKFLOW: "main"}
+
+_ARGUMENTS: Final = {
+    Op.INPUT: ("headers",),
+    Op.RUN: ("name", "failures", "next_try_at", "last_error", "failing_since", "trace"),
+    Op.SLEEP: ("milliseconds", "due_at"),
+    Op.CALL: ("service", "handler", "key"),
+    Op.SEND: ("service", "handler", "key"),
+    Op.GET: ("name",),
+    Op.SET: ("name", "value"),
+    Op.CLEAR: ("name",),
+    Op.CLEAR_ALL: (),
+    Op.KEYS: (),
+    Op.PROMISE: ("name",),
+    Op.PEEK: ("name",),
+    Op.RESOLVE: ("name",),
+    Op.AWAKEABLE: (),
+    Op.RESOLVE_AWAKEABLE: ("invocation", "step"),
+    Op.ATTACH: ("invocation",),
+    Op.CANCEL: ("invocation",),
+    Op.VALUE: ("name",),
+}
+_TIMES: Final = frozenset({"next_try_at", "due_at", "failing_since"})
+
+
+def show_time(milliseconds: int) -> str | None:
+    if not milliseconds:
+        return None
+    try:
+        return (
+            datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        )
+    except (OverflowError, ValueError, OSError):
+        return f"{milliseconds} ms"
+
+
+def show_payload(payload: Payload, bytes_max: int = SHOWN_BYTES_MAX) -> Any:
+    """JSON as JSON, text as text, anything else as {"base64": ...}."""
+    if not isinstance(payload, bytes):
+        return {"bytes": refs.size_of(payload), "sha256": payload.data[:32].hex()}
+    if len(payload) > bytes_max:
+        return {"bytes": len(payload), "begins": show_payload(payload[:200])}
+    if not payload:
+        return None
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(payload).decode()}
+    try:
+        return load_json(payload, SHOWN_ELEMENTS_MAX)
+    except ValueError:
+        return text
+
+
+def read_payload(value: Any) -> bytes:
+    """The other way: any JSON value, or exactly {"base64": "..."} for bytes."""
+    if isinstance(value, dict) and set(value) == {"base64"} and isinstance(value["base64"], str):
+        try:
+            return base64.b64decode(value["base64"], validate=True)
+        except (binascii.Error, ValueError):
+            raise BadRequest('{"base64": ...} holds something else than base64') from None
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def show_outcome(outcome: list[Any]) -> dict[str, Any]:
+    if outcome[0] == 0:
+        return {"value": show_payload(outcome[1])}
+    failure = Failure(*outcome[1:])
+    shown: dict[str, Any] = {"code": failure.code, "message": failure.message, "kind": failure.kind or None}
+    return {"failure": {**shown, **(failure.extra or {})}}
+
+
+def show_invocation(record: Invocation) -> dict[str, Any]:
+    """One line of a list."""
+    return {
+        "id": format_id(record.id),
+        "service": record.service,
+        "handler": record.handler,
+        "key": record.key,
+        "status": STATUS_NAMES[shown_status(record)],
+        "end": END_NAMES[record.end] if record.status == Status.COMPLETED else None,
+        "created_at": show_time(record.created_ms),
+        "since": show_time(record.since_ms),
+        "deployment": record.deployment,
+        "attempts": record.epoch,
+        "failures": record.failures + record.step_failures,
+        "lost_streams": record.losses,
+        "steps": record.length,
+        "idempotency_key": record.idempotency_key,
+    }
+
+
+def why_down(healths: Sequence[Health]) -> str | None:
+    """A sentence, if the handlers of an invocation that should run cannot be reached."""
+    down = next((each for each in healths if each.is_down), None)
+    if down is None:
+        return None
+    tries = "1 try" if down.failures == 1 else f"{down.failures} tries"
+    following = f" The next try is at {utc(down.next_try_ms)}." if down.next_try_ms else ""
+    return (
+        f"Its handlers at {down.uri} ({down.deployment}) cannot be reached by {down.node} since {utc(down.down_since_ms)} "
+        f"({tries}): {down.last_error}.{following}"
+    )
+
+
+def show_description(description: Description, healths: Sequence[Health] = ()) -> dict[str, Any]:
+    """`healths`: of the deployment that is to run it."""
+    record = description.record
+    due = show_time(record.due_ms)
+    failure = description.last_failure
+    return {
+        **show_invocation(record),
+        "mode": MODE_NAMES[record.mode],
+        "why_not_running": (why_down(healths) if record.status == Status.RUNNING else None)
+        or description.why_not_running
+        or None,
+        "starts_at": due if record.status == Status.SCHEDULED else None,
+        "next_attempt_at": due if record.status == Status.BACKING_OFF else None,
+        "forgotten_at": due if record.status == Status.COMPLETED else None,
+        "called_by": {"id": format_id(record.caller), "step": record.caller_step} if record.caller else None,
+        "steps_copied_from": format_id(record.origin) if record.origin else None,
+        "cancelling": record.cancelled,
+        "journal_bytes": record.size,
+        "journal_nearly_full": record.nearly_full,
+        "large_values": record.blobs
+        + (description.outcome is not None and refs.in_outcome(description.outcome) is not None),
+        "large_bytes": record.blob_bytes,
+        "waiting_steps": record.pending,
+        "last_failure": {
+            "attempt": failure.epoch,
+            "at": show_time(failure.at_ms),
+            "code": failure.code,
+            "message": failure.message,
+            "kind": failure.kind or None,
+            **(failure.extra or {}),
+        }
+        if failure is not None
+        else None,
+        "attempt_history": [_show_attempt(attempt) for attempt in description.history],
+        "outcome": show_outcome(description.outcome) if description.outcome is not None else None,
+    }
+
+
+def _show_attempt(attempt: EndedAttempt) -> dict[str, Any]:
+    error = {"code": attempt.code, "message": attempt.message, "kind": attempt.kind or None} if attempt.code else None
+    return {
+        "attempt": attempt.epoch,
+        "started_at": show_time(attempt.started_ms),
+        "ended_at": show_time(attempt.ended_ms),
+        "how": ENDED_NAMES.get(attempt.how, str(attempt.how)),
+        "deployment": attempt.deployment,
+        "node": attempt.node or None,
+        "error": error,
+    }
+
+
+def show_step(id_: bytes, index: int, step: Step) -> dict[str, Any]:
+    outcome = None
+    if step.outcome is not None:
+        outcome = show_outcome(_unwrapped(step))
+    shown: dict[str, Any] = {
+        "index": index,
+        "op": OP_NAMES.get(step.op, str(step.op)),
+        "key": step.key,
+        "argument": _show_argument(step),
+        "outcome": outcome,
+        "journaled_as": step.made,
+        "completed_as": step.done or None,
+        "abandoned": step.abandoned,
+        "began_at": show_time(step.began_ms),
+        "journaled_at": show_time(step.journaled_ms),
+        "duration_ms": step.journaled_ms - step.began_ms if step.began_ms and step.done else None,
+        "attempt": step.epoch or None,
+    }
+    if step.op == Op.AWAKEABLE:
+        shown["argument"]["id"] = format_awakeable(id_, index)
+    return shown
+
+
+def _unwrapped(step: Step) -> list[Any]:
+    """What may be absent (GET, PEEK) is marked by a byte in front."""
+    assert step.outcome is not None
+    outcome = step.outcome
+    ref = refs.in_outcome(outcome)
+    if step.op in (Op.GET, Op.PEEK) and ref is not None:
+        return [0, Ref(ref.code - 1, ref.data)]
+    if step.op in (Op.GET, Op.PEEK) and outcome[0] == 0:
+        return [0, outcome[1][1:] if outcome[1] != NOTHING else b""]
+    return outcome
+
+
+def _show_argument(step: Step) -> dict[str, Any]:
+    shown: dict[str, Any] = {}
+    argument = list(step.argument)
+    if step.op in (Op.CALL, Op.SEND) and argument and _is_id(argument[-1]):
+        shown["invocation"] = format_id(argument.pop())
+    for name, value in zip(_ARGUMENTS.get(step.op, ()), argument, strict=False):
+        if name in _TIMES:
+            value = show_time(value) if isinstance(value, int) else value
+        elif name == "invocation" and _is_id(value):
+            value = format_id(value)
+        shown[name] = show_payload(value) if isinstance(value, bytes | Ref) else value
+    return shown
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, bytes) and len(value) == 16
+
+
+def show_health(healths: Sequence[Health]) -> dict[str, Any]:
+    """Of one deployment. `status`: down if a node fails to reach it, idle if no node has had anything for it."""
+    down = [each for each in healths if each.is_down]
+    return {
+        "status": "down" if down else "ok" if healths else "idle",
+        "nodes": [
+            {
+                "node": each.node,
+                "down_since": show_time(each.down_since_ms),
+                "failures": each.failures,
+                "error": each.last_error or None,
+                "next_try_at": show_time(each.next_try_ms),
+                "running": each.in_flight,
+                "waiting": each.waiting,
+            }
+            for each in healths
+        ],
+    }
+
+
+def show_deployment(
+    deployment: Deployment, state: MetaState, in_flight: int, healths: Sequence[Health], *, whole: bool
+) -> dict[str, Any]:
+    return {
+        "id": deployment.id,
+        "uri": deployment.uri,
+        "services": [
+            {
+                "name": service.name,
+                "kind": service.kind,
+                "revision": deployment.revisions[service.name],
+                "current": state.offers[service.name][-1] == deployment.id,
+                **({"handlers": [show_handler(handler) for handler in service.handlers]} if whole else {}),
+            }
+            for service in deployment.services
+        ],
+        "in_flight": in_flight,
+        "health": show_health(healths),
+        "modes": deployment.modes,
+        "protocol": {"min": deployment.protocol[0], "max": deployment.protocol[1]},
+        "sdk": deployment.sdk,
+        "metadata": deployment.metadata,
+        "created_at": show_time(deployment.created_ms),
+    }
+
+
+def show_handler(handler: Handler) -> dict[str, Any]:
+    return {
+        "name": handler.name,
+        "mode": handler.mode,
+        "doc": handler.doc,
+        "input": {"content_type": handler.input_type, "schema": _schema(handler.input_schema)},
+        "output": {"content_type": handler.output_type, "schema": _schema(handler.output_schema)},
+        "options": handler.options,
+    }
+
+
+def _schema(text: str | None) -> Any:
+    return json.loads(text) if text is not None else None
+
+
+def show_service(
+    service: Service, deployment: Deployment, state: MetaState, counts: Mapping[str, int]
+) -> dict[str, Any]:
+    return {
+        "name": service.name,
+        "kind": service.kind,
+        "doc": service.doc,
+        "revision": deployment.revisions[service.name],
+        "deployment": deployment.id,
+        "uri": deployment.uri,
+        "private": service.options.get("private", False),
+        "handlers": [handler.name for handler in service.handlers],
+        "invocations": dict(counts),
+        "revisions": [
+            {
+                "revision": state.deployments[offer].revisions[service.name],
+                "deployment": offer,
+                "uri": state.deployments[offer].uri,
+            }
+            for offer in state.offers[service.name]
+        ],
+    }
+
+
+def show_keyed(service: str, key: str, keyed: Keyed) -> dict[str, Any]:
+    record = keyed.record
+    return {
+        "service": service,
+        "key": key,
+        "held_by": format_id(record.holder) if record is not None and record.holder else None,
+        "waiting": record.waiting if record is not None else 0,
+        "state": {name: show_payload(payload, refs.size_of(payload)) for name, payload in keyed.state.items()},
+        "complete": keyed.complete,
+    }

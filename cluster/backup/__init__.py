@@ -1,0 +1,1 @@
+"""Backups of whole clusters, and restoring them."""

@@ -1,0 +1,1 @@
+"""From effects to the handlers of users, and back."""

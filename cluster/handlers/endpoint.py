@@ -1,0 +1,372 @@
+"""One deployment as this node reaches it: a queue of attempts that wait for their turn, and the carriers of the others.
+
+The handlers' protocol makes the carriers. A carrier is asked for while there is anything to send, with growing pauses if that
+fails. When one breaks, all its attempts are dispatched again at once; one that drains keeps what it has, and the next carrier
+takes what is new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Final
+
+from holdfast.cluster.handlers.attempts import Attempt, Carrier, Owner, Ticket
+from holdfast.cluster.handlers.dispatch import CannotConnect, Connector, Dispatcher
+from holdfast.cluster.handlers.health import Health
+from holdfast.cluster.handlers.protocols.native.connect import NativeConnector
+from holdfast.cluster.handlers.queue import SUSPICION_S, Turns, suspects_max
+from holdfast.statemachine.effects import StartAttempt
+
+logger = logging.getLogger(__name__)
+
+#: How long an endpoint is left alone that broke the rules of its protocol: doubled each time, forgotten after a while.
+OFFENCE_S: Final = 1.0
+OFFENCE_S_MAX: Final = 60.0
+OFFENCE_FORGOTTEN_S: Final = 300.0
+#: An endpoint may close streams in good order, unannounced, GOODBYES_MAX times in GOODBYES_S. After that an attempt is taken to
+#: have ended it, as if it had closed the stream without a word.
+GOODBYES_MAX: Final = 3
+GOODBYES_S: Final = 60.0
+#: Between two looks at whether those that places were kept for have come.
+LOOK_S: Final = 0.5
+#: Of those that wait, looked at in one turn of the loop.
+RECONSIDERED: Final = 512
+#: Before an attempt that this node failed to start is dispatched again.
+REBUILD_S: Final = 1.0
+
+
+class Endpoint:
+    def __init__(self, invoker: Dispatcher, deployment: str) -> None:
+        self.invoker = invoker
+        self.deployment = deployment
+        self.waiting = Turns()
+        #: Who has more than fits the queue, and the smallest of the ids that did not. The state knows them all.
+        self._passed_over: dict[Owner, bytes] = {}
+        self._look: asyncio.TimerHandle | None = None
+        self.running = 0
+        self.carrier: Carrier | None = None
+        self.carriers: dict[Carrier, None] = {}  # With those that drain.
+        self._connector: Connector = NativeConnector(self)
+        self.failures = 0  # In a row.
+        self.offences = 0  # Streams that were ended because the endpoint broke their rules, of late.
+        self._offended_at = 0.0
+        self._goodbyes: deque[float] = deque(
+            maxlen=GOODBYES_MAX
+        )  # When streams with attempts were last closed in order.
+        self.last_error = ""
+        self._down_since_ms = 0
+        self.blocked = 0  # How often its event loop was,
+        self.blocked_ms = 0  # for how long in all,
+        self.last_block = ""  # and by what, the last time.
+        self._loop = asyncio.get_running_loop()
+        self._connecting: asyncio.Task[None] | None = None
+        self._not_before = 0.0
+        self._closed = False
+        self._pumping = False
+
+    # -- the queue ---------------------------------------------------------------------------------------------------
+
+    def enqueue(self, ticket: Ticket) -> None:
+        if len(self.waiting) >= self.invoker.limits.waiting and ticket.id not in self.waiting:
+            self.pass_over(ticket.owner, ticket.id)
+            return
+        if self.waiting.is_next(ticket.losses) and self._has_room() and self._start(ticket):
+            return
+        self.waiting.add(ticket if ticket.first is None else ticket._replace(first=None))
+        self._reach_out()
+
+    @property
+    def places(self) -> int:
+        """How many more may wait here."""
+        return self.invoker.limits.waiting - len(self.waiting)
+
+    def pass_over(self, owner: Owner, invocation: bytes) -> None:
+        """Nothing is lost: the state knows that it should run, and it is looked for there when there are places again."""
+        self._passed_over[owner] = min(invocation, self._passed_over.get(owner, invocation))
+        if self.places > 0 and self._look is None:
+            # It was promised away. If those never come, nothing else would remind us.
+            self._look = self._loop.call_later(LOOK_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._look = None
+        self.pump()
+        if self._passed_over and self.places > 0:
+            self._look = self._loop.call_later(LOOK_S, self._look_again)
+
+    def _resume(self, *, anywhere: bool = False) -> None:
+        """Have those looked for that were passed over."""
+        owners, self._passed_over = self._passed_over, {}
+        for owner, first in owners.items():
+            owner.scan(first, None if anywhere else self.deployment)
+
+    def queued(self, invocation: bytes, epoch: int) -> bool:
+        ticket = self.waiting.get(invocation)
+        return ticket is not None and ticket.epoch >= epoch and not ticket.owner.ended
+
+    def forget(self, owner: Owner) -> None:
+        """Nobody starts anything in this one's name any more."""
+        self._passed_over.pop(owner, None)
+        for invocation in [ticket.id for ticket in self.waiting if ticket.owner is owner]:
+            self.waiting.remove(invocation)
+
+    @property
+    def may_try(self) -> bool:
+        return self._loop.time() >= self._not_before
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self.waiting)
+
+    def _has_room(self) -> bool:
+        carrier = self.carrier
+        return (
+            carrier is not None
+            and self.running < carrier.attempts_max
+            and not self.invoker.stopping
+            and carrier.can_start
+        )
+
+    def pump(self) -> None:
+        """Start waiting attempts, as far as there is room."""
+        if self._pumping:
+            return
+        self._pumping = True
+        try:
+            while self._has_room() and (ticket := self.waiting.take()) is not None:
+                self._start(ticket)
+        finally:
+            self._pumping = False
+        if self._passed_over and len(self.waiting) <= self.invoker.limits.waiting // 2:
+            self._resume()
+        if self.waiting:
+            self._reach_out()
+
+    def _start(self, ticket: Ticket) -> bool:
+        """True: it was dealt with, started or not wanted any more."""
+        carrier = self.carrier
+        assert carrier is not None, "there is room"
+        try:
+            built = self.invoker.build(ticket, carrier, self.deployment)
+        except Exception:
+            logger.exception("deployment %s: an attempt could not be started; it is tried again", self.deployment)
+            self._loop.call_later(REBUILD_S, ticket.owner.redispatch, ticket.id, ticket.epoch)
+            return True
+        if built is not None:
+            attempt, opening = built
+            self.running += 1
+            self.waiting.began(attempt.id, attempt.losses)
+            carrier.begin(attempt, opening)
+        return True
+
+    def began(self, attempt: Attempt) -> None:
+        """Its handler may run from here on."""
+        attempt.begun = True
+        self.expect_trust(attempt)
+
+    def expect_trust(self, attempt: Attempt) -> None:
+        if suspects_max(attempt.losses):
+            self._loop.call_later(SUSPICION_S, self._trust, attempt)
+
+    def _trust(self, attempt: Attempt) -> None:
+        """A suspect ran for a while, and the process is still there: nobody has to wait for it any longer."""
+        if not attempt.over:
+            attempt.trusted = True
+            self.waiting.ended(attempt.id)
+            if self.waiting:
+                self.pump()
+
+    def let_go(self, attempt: Attempt) -> None:
+        """An attempt of ours is over."""
+        self.running -= 1
+        self.waiting.ended(attempt.id)
+        if (self.waiting or self._passed_over) and not self._pumping:
+            self._loop.call_soon(self.pump)
+        self._maybe_retire()
+
+    # -- reaching it -------------------------------------------------------------------------------------------------
+
+    def _reach_out(self) -> None:
+        """Have a carrier soon, if there is none."""
+        if self._closed or self.invoker.stopping:
+            return
+        if self._connecting is not None:
+            return
+        if self.carrier is None:
+            self._connecting = self._loop.create_task(self._connect())
+        elif not self.may_try:
+            delay = self._not_before - self._loop.time()
+            self._connecting = self._loop.create_task(self._wait_and_pump(delay))
+
+    async def _wait_and_pump(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        self._connecting = None
+        self.pump()
+
+    async def _connect(self) -> None:
+        try:
+            while self.waiting and self.carrier is None and not self._closed:
+                deployment = self.invoker.registry.deployment(self.deployment)
+                if deployment is None:
+                    self._give_back()
+                    return
+                await asyncio.sleep(self._not_before - self._loop.time())
+                try:
+                    carrier = self.carrier = await self._connector.connect(deployment)
+                except CannotConnect as error:
+                    self.back_off(str(error), error.after_s)
+                else:
+                    self.carriers[carrier] = None
+        except Exception:
+            logger.exception("deployment %s: connecting failed in an unforeseen way", self.deployment)
+            self.back_off("an error of this node; see its log")
+        finally:
+            self._connecting = None
+        if not self._closed:
+            self._loop.call_soon(self.pump)
+
+    def _give_back(self) -> None:
+        """The deployment is gone: each of those that wait is looked at again."""
+        tickets = list(self.waiting)
+        self.waiting.clear()
+        for ticket in tickets:
+            if not ticket.owner.ended:
+                ticket.owner.redispatch(ticket.id, ticket.epoch)
+        self._resume(anywhere=True)
+        self._maybe_retire()
+
+    def _maybe_retire(self) -> None:
+        """The deployment is gone, and nothing is left here: so are we."""
+        gone = self.invoker.registry.deployment(self.deployment) is None
+        if gone and not (self.running or self.waiting or self._passed_over):
+            self.invoker.retire(self.deployment, self)
+
+    def deployments_changed(self) -> None:
+        """Ours may be gone, or a newer one may offer what waits here for one that cannot be reached."""
+        if self.invoker.registry.deployment(self.deployment) is None:
+            self._give_back()
+        elif self.failures and self.waiting:
+            self._reconsider([ticket.id for ticket in self.waiting])
+            self._resume(anywhere=True)
+
+    def _reconsider(self, ids: list[bytes]) -> None:
+        """Those that have not begun go where new ones go now."""
+        for ident in ids[:RECONSIDERED]:
+            ticket = self.waiting.get(ident)
+            if (
+                ticket is not None
+                and not ticket.owner.ended
+                and self.invoker.belongs_elsewhere(ticket, self.deployment)
+            ):
+                self.waiting.remove(ident)
+                self.invoker.start(ticket.owner, StartAttempt(ident, ticket.epoch))
+        if len(ids) > RECONSIDERED:
+            self._loop.call_soon(self._reconsider, ids[RECONSIDERED:])
+
+    def back_off(self, why: str, after_s: float = 0.0) -> None:
+        """It could not be reached, or wants to be left alone. Nothing is counted against any attempt."""
+        timing = self.invoker.timing
+        pause = min(timing.backoff_s * 2 ** min(self.failures, 20), timing.backoff_max_s)
+        pause = max(pause * (0.5 + self.invoker.rng.random() / 2), after_s)
+        level = logging.WARNING if self.failures in (0, 10) else logging.DEBUG
+        self.failures += 1
+        self.last_error = why
+        self._down_since_ms = self._down_since_ms or self.invoker.clock.now_ms()
+        self._not_before = self._loop.time() + pause
+        logger.log(level, "deployment %s cannot be reached: %s (try again in %.2f s)", self.deployment, why, pause)
+
+    def _penalty_s(self) -> float:
+        """For an endpoint that breaks the rules of its stream, whatever else it does well."""
+        now = self._loop.time()
+        if now - self._offended_at > OFFENCE_FORGOTTEN_S:
+            self.offences = 0
+        self._offended_at = now
+        self.offences += 1
+        return min(OFFENCE_S * 2.0 ** (self.offences - 1), OFFENCE_S_MAX)
+
+    def is_well(self) -> None:
+        """It did something useful."""
+        if self.failures:
+            self.failures = 0
+            self.last_error = ""
+            self._down_since_ms = 0
+            self._not_before = 0.0
+
+    def health(self, node: str) -> Health:
+        """For people who wonder why nothing happens. A stream that is open can be used, whatever broke before it."""
+        deployment = self.invoker.registry.deployment(self.deployment)
+        is_down = self.failures > 0 and not (self.carrier is not None and self.carrier.connected)
+        next_try_ms = 0
+        if is_down and self.waiting:
+            pause_s = max(self._not_before - self._loop.time(), 0.0)
+            next_try_ms = self.invoker.clock.now_ms() + round(pause_s * 1000)
+        return Health(
+            node,
+            self.deployment,
+            deployment.uri if deployment is not None else "",
+            self._down_since_ms if is_down else 0,
+            self.failures,
+            self.last_error,
+            next_try_ms,
+            self.running,
+            len(self.waiting),
+            self.blocked,
+            self.last_block,
+        )
+
+    # -- carriers ----------------------------------------------------------------------------------------------------
+
+    def was_blocked(self, milliseconds: int, handler: str, place: str) -> None:
+        self.blocked += 1
+        self.blocked_ms += min(milliseconds, 3_600_000)
+        by = f"the handler `{handler[:256]}`" if handler else "something"
+        self.last_block = f"{by} blocked the event loop for {milliseconds / 1000:.1f} s at {place[:512]}"
+        logger.warning("deployment %s: %s", self.deployment, self.last_block)
+
+    def drain(self, carrier: Carrier) -> None:
+        if self.carrier is carrier:
+            self.carrier = None
+            self._not_before = max(self._not_before, self._loop.time() + self.invoker.timing.backoff_s)
+        if self.waiting:
+            self._reach_out()
+
+    def gone(self, carrier: Carrier) -> None:
+        self.carriers.pop(carrier, None)
+
+    def broken(self, carrier: Carrier, why: str, *, blame: str | None, blamed: bytes | None, crashed: bool) -> None:
+        self.carriers.pop(carrier, None)
+        if self.carrier is carrier:
+            self.carrier = None
+        if not self._closed and not self.invoker.stopping and (blame is not None or not carrier.drains):
+            self.back_off(why, self._penalty_s() if blame is not None else 0.0)
+        attempts = list(carrier.attempts.values())
+        carrier.attempts.clear()
+        self.running -= len(attempts)
+        for attempt in attempts:
+            self.waiting.ended(attempt.id)
+        if attempts and not self.invoker.stopping:
+            logger.info("deployment %s: %d attempts lost their stream: %s", self.deployment, len(attempts), why)
+        if attempts and not carrier.drains and not crashed and blame is None:
+            crashed = self._says_goodbye_too_often()
+        self.invoker.break_off(attempts, why, blame=blame, blamed=blamed, crashed=crashed and not carrier.drains)
+        if self.waiting:
+            self._reach_out()
+        self._maybe_retire()
+
+    def _says_goodbye_too_often(self) -> bool:
+        """A server that is restarted closes its streams in order, and no attempt is to blame. One that does so whenever it gets
+        a certain attempt would start all the others again and again, with nothing counted against that one."""
+        now = self._loop.time()
+        too_often = len(self._goodbyes) == GOODBYES_MAX and now - self._goodbyes[0] < GOODBYES_S
+        self._goodbyes.append(now)
+        return too_often
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._look is not None:
+            self._look.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
+        await asyncio.gather(*(carrier.close() for carrier in list(self.carriers)))

@@ -1,0 +1,127 @@
+"""Connecting to an endpoint: a stream if it offers one, or else one request per attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+import aiohttp
+
+from holdfast.cluster.handlers.attempts import Carrier
+from holdfast.cluster.handlers.dispatch import CannotConnect, Station
+from holdfast.cluster.handlers.protocols.native.requests import Requests, retry_after_s
+from holdfast.cluster.handlers.protocols.native.stream import Stream
+from holdfast.sdk.frames import (
+    BATCH_BYTES_MAX,
+    HEARTBEAT_HEADER,
+    HIGHEST_HEADER,
+    MESSAGE_BYTES_HEADER,
+    MESSAGE_BYTES_LEAST,
+    VERSION,
+    VERSION_HEADER,
+    VERSIONS,
+    choose_version,
+    read_version,
+)
+from holdfast.sdk.journal import ProtocolError
+from holdfast.statemachine.meta import Deployment
+
+logger = logging.getLogger(__name__)
+
+#: How long the size of a message that was refused is remembered.
+REFUSED_S: Final = 300.0
+#: What an endpoint answers that offers a stream, but not now.
+_NOT_NOW: Final = frozenset({429, 502, 503, 504})
+
+
+class NativeConnector:
+    """Of one endpoint. It remembers what the endpoint's server did not take, over several streams."""
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        self._refused_bytes = 0  # The size of a message that was refused,
+        self._refused_at = 0.0  # and when.
+        self._loop = asyncio.get_running_loop()
+
+    async def connect(self, deployment: Deployment) -> Carrier:
+        if "stream" not in deployment.modes:
+            return Requests(self._station, deployment)
+        try:
+            return await self._open(deployment)
+        except aiohttp.WSServerHandshakeError as error:
+            where = f"{deployment.uri}/stream answered {error.status}"
+            if "request-response" in deployment.modes and error.status not in _NOT_NOW:
+                return self._fall_back(deployment, where)
+            after_s = retry_after_s(error.headers.get("Retry-After") if error.headers else None)
+            raise CannotConnect(where, after_s) from None
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, ProtocolError) as error:
+            raise CannotConnect(f"{deployment.uri}/stream: {error or type(error).__name__}") from None
+
+    def _fall_back(self, deployment: Deployment, why: str) -> Requests:
+        """Attempts that run as requests end as requests. After a while the next ones may be streamed."""
+        logger.warning("deployment %s: %s; using one request per attempt", self._station.deployment, why)
+        requests = Requests(self._station, deployment)
+        self._loop.call_later(self._station.invoker.timing.fallback_s, requests.drain)
+        return requests
+
+    async def _open(self, deployment: Deployment) -> Stream:
+        invoker = self._station.invoker
+        timing = invoker.timing
+        async with asyncio.timeout(timing.connect_s):
+            socket = await invoker.session.ws_connect(
+                f"{deployment.uri}/stream",
+                # An endpoint of before version 2 knows only the first header, and answers without one.
+                headers={VERSION_HEADER: str(VERSIONS[0]), HIGHEST_HEADER: str(VERSION)},
+                heartbeat=timing.heartbeat_s,
+                max_msg_size=BATCH_BYTES_MAX,
+                compress=0,
+                autoclose=False,
+            )
+        try:
+            answer = socket._response.headers
+            spoken = read_version(answer.get(VERSION_HEADER), VERSIONS[0])
+            version = choose_version(spoken, spoken)
+            message_bytes_max = min(_read_bytes(answer.get(MESSAGE_BYTES_HEADER)), self._message_bytes_max(version))
+        except ProtocolError:
+            await socket.close()
+            raise
+        if answer.get(HEARTBEAT_HEADER) == "thread":
+            _hurry(socket, timing.prompt_s)
+        stream = Stream(self._station, socket, version, message_bytes_max, refused=self._refused)
+        stream.run()
+        return stream
+
+    def _refused(self, size: int) -> None:
+        """The endpoint's server, or a proxy in front of it, does not take messages of this size."""
+        self._refused_bytes = size
+        self._refused_at = self._loop.time()
+
+    def _message_bytes_max(self, version: int) -> int:
+        """What can be sent in one message, going by what was refused a while ago. Somebody may raise the bound."""
+        if not self._refused_bytes or self._loop.time() - self._refused_at > REFUSED_S:
+            return BATCH_BYTES_MAX
+        # Pieces may well be much smaller; what cannot be sent in pieces is refused only if it is hopeless.
+        return max(self._refused_bytes // 2 if version > 1 else self._refused_bytes - 1, MESSAGE_BYTES_LEAST)
+
+
+def _hurry(socket: aiohttp.ClientWebSocketResponse, heartbeat_s: float) -> None:
+    """How patient to be is known only when the stream is open, and aiohttp wants to be told before."""
+    if (heartbeat_s or 0) < (socket._heartbeat or 0):
+        socket._heartbeat = heartbeat_s
+        socket._pong_heartbeat = heartbeat_s / 2
+        if socket._heartbeat_cb is not None:
+            socket._heartbeat_cb.cancel()
+            socket._heartbeat_cb = None
+        socket._reset_heartbeat()
+
+
+def _read_bytes(text: str | None) -> int:
+    """The largest message, as an endpoint says. Raises ProtocolError."""
+    if text is None:
+        return BATCH_BYTES_MAX
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) >= MESSAGE_BYTES_LEAST):
+        raise ProtocolError(
+            f"{MESSAGE_BYTES_HEADER} must be a number of at least {MESSAGE_BYTES_LEAST}, not {text!r:.20}"
+        )
+    return min(int(text), BATCH_BYTES_MAX)

@@ -1,0 +1,42 @@
+"""The first frames of an attempt: START with the beginning of the journal, and JOURNAL frames with the rest."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from holdfast.cluster.handlers.attempts import Attempt, Opening
+from holdfast.cluster.handlers.protocols.native.deferred import Deferred
+from holdfast.sdk.frames import Frame, Journal, Start
+
+JOURNAL_FRAME_BYTES: Final = 1024 * 1024  # A longer journal is spread over several frames.
+
+
+def frames_of(attempt: Attempt, opening: Opening) -> list[Frame | Deferred]:
+    pieces, large = _split(opening.steps, opening.sizes)
+    start = Start(
+        attempt.id, attempt.epoch, opening.service, opening.handler, opening.key, attempt.epoch, opening.now_ms,
+        opening.seed, pieces[0], len(pieces) > 1, opening.state, opening.state_complete, opening.cancelled,
+        opening.suspects_max, opening.journal_steps_max, opening.journal_bytes_max,
+    )  # fmt: skip
+    plain: list[Start | Journal] = [start]
+    plain += [Journal(attempt.id, attempt.epoch, piece, more=piece is not pieces[-1]) for piece in pieces[1:]]
+    frames: list[Frame | Deferred] = [*plain]
+    for offset, size in large.items():
+        frames[offset] = Deferred(attempt, plain[offset], size)
+    return frames
+
+
+def _split(steps: list[bytes], sizes: list[int]) -> tuple[list[list[bytes]], dict[int, int]]:
+    """Pieces of about JOURNAL_FRAME_BYTES, at least one; and the sizes of those that refer to large values."""
+    pieces: list[list[bytes]] = [[]]
+    large: dict[int, int] = {}
+    size = 0
+    for step, whole in zip(steps, sizes, strict=True):
+        if size and size + whole > JOURNAL_FRAME_BYTES:
+            pieces.append([])
+            size = 0
+        pieces[-1].append(step)
+        size += whole
+        if whole > len(step) or len(pieces) - 1 in large:
+            large[len(pieces) - 1] = size
+    return pieces, large

@@ -1,0 +1,1 @@
+"""What both doors of a node have in common."""

@@ -1,0 +1,1 @@
+"""Nodes that form, join, lead, hand over and leave."""

@@ -1,0 +1,144 @@
+"""What an operator does to the cluster: add, drain and remove nodes, move leaderships."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+from holdfast.cluster.config import read_endpoint, read_name, read_zone
+from holdfast.cluster.errors import BadRequest, Conflict, Full, NotFound, Unavailable
+from holdfast.cluster.members.handover import CannotMove, Handover
+from holdfast.cluster.registry.registry import Registry
+from holdfast.cluster.routing.router import Router
+from holdfast.log.errors import NotLeader
+from holdfast.statemachine.members import (
+    ACTIVE,
+    DRAINING,
+    LEAVING,
+    REMOVED,
+    Member,
+    Membership,
+    PutNode,
+    SetNodeState,
+)
+from holdfast.statemachine.meta import MetaCommand
+
+DRAIN_S: Final = 10.0
+STATUS_HINT: Final = "`holdfast cluster status` (GET /cluster) shows what there is"
+ADD_HINT: Final = 'give a name and host:port of its peer link, as in {"name": "n4", "address": "10.0.0.4:5122"}'
+
+
+class Operations:
+    def __init__(
+        self,
+        registry: Registry,
+        router: Router,
+        handover: Handover,
+        *,
+        fresh: Callable[[], Any],
+        meta_members: Callable[[], Collection[str]],
+    ) -> None:
+        self._registry = registry
+        self._router = router
+        self._handover = handover
+        self._fresh = fresh
+        self._meta_members = meta_members
+
+    @property
+    def _membership(self) -> Membership:
+        return self._registry.state.membership
+
+    async def add(self, name: Any, address: Any, zone: Any) -> dict[str, Any]:
+        """Let a node join. It is given replicas when it is there."""
+        try:
+            command = PutNode(read_name(name), read_zone(zone), str(read_endpoint(address)))
+        except ValueError as error:
+            raise BadRequest(
+                str(error),
+                ADD_HINT,
+            ) from None
+        await self._fresh()
+        known = self._membership.nodes.get(command.name)
+        if known is not None and known.state != REMOVED and not zone:
+            command = command._replace(zone=known.zone)  # It has said so itself.
+        if known is not None:
+            command = command._replace(ingress_url=known.ingress_url, admin_url=known.admin_url)
+        await self._propose(command)
+        return self.show(self._membership.nodes[command.name])
+
+    async def drain(self, name: str, *, move: bool) -> dict[str, Any]:
+        """Lead nothing there any more, and with `move` also keep nothing there. Answers when nothing is led there."""
+        await self._propose(SetNodeState(name, LEAVING if move else DRAINING))
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + DRAIN_S
+        while self._handover.leads(name) and loop.time() < deadline:  # noqa: ASYNC110 - bounded
+            await asyncio.sleep(0.02)
+        return self.show(self._membership.nodes[name])
+
+    async def undrain(self, name: str) -> dict[str, Any]:
+        await self._propose(SetNodeState(name, ACTIVE))
+        return self.show(self._membership.nodes[name])
+
+    async def remove(self, name: str, *, force: bool) -> dict[str, Any]:
+        """For ever. What it holds is made again on others, from what they have."""
+        await self._fresh()
+        membership = self._membership
+        if name not in membership.nodes:
+            raise NotFound(f"there is no node {name!r:.100}", STATUS_HINT)
+        left = [node for node in membership.nodes.values() if node.state in (ACTIVE, DRAINING) and node.name != name]
+        holds = self._holds(name)
+        if holds and len(left) < membership.replication and not force:
+            raise Conflict(
+                f"{name} has replicas of {holds} partitions, and {len(left)} nodes are left for "
+                f"{membership.replication} replicas of each",
+                "add a node in its place first; or go on with fewer replicas: --force (force=true)",
+            )
+        await self._propose(SetNodeState(name, REMOVED))
+        return self.show(membership.nodes[name])
+
+    async def transfer(self, number: int, to: str | None) -> dict[str, Any]:
+        if not 0 <= number < self._router.count:
+            raise NotFound(f"there is no partition {number}", f"they are 0 to {self._router.count - 1}")
+        try:
+            leader = await self._handover.transfer(number, to, self._router.leader(number))
+        except CannotMove as error:
+            raise Conflict(str(error), STATUS_HINT) from None
+        except NotLeader as error:
+            raise Unavailable(str(error)) from None
+        return {"partition": number, "leader": leader}
+
+    async def _propose(self, command: MetaCommand) -> None:
+        result = (await self._registry.propose(command)).result
+        known = self._membership.nodes.get(getattr(command, "name", ""))
+        is_gone = known is not None and known.state == REMOVED
+        match result.code:
+            case 404:
+                raise NotFound(result.message, STATUS_HINT)
+            case 409:
+                raise Conflict(result.message, "give the node a new name, and an empty directory" if is_gone else "")
+            case 507:
+                raise Full(result.message)
+
+    def _holds(self, name: str) -> int:
+        return sum(name in replicas.members for replicas in self._membership.table.values())
+
+    def _votes_still(self, node: Member) -> bool:
+        """A removed node is stopped when it holds nothing. So while it votes in the meta group, it holds one replica more.
+
+        Whoever shows it as removed has applied the removal, and with it every earlier change of the meta group's members; and a
+        removed name never votes again. So 0 is final.
+        """
+        return node.state == REMOVED and node.name in self._meta_members()
+
+    def show(self, node: Member) -> dict[str, Any]:
+        return {
+            "name": node.name,
+            "state": node.state,
+            "zone": node.zone or None,
+            "address": node.address,
+            "ingress_url": node.ingress_url or None,
+            "admin_url": node.admin_url or None,
+            "replicas": self._holds(node.name) + self._votes_still(node),
+            "leads": self._handover.leads(node.name),
+        }

@@ -1,0 +1,135 @@
+"""What Prometheus is told. Each room yields its own metrics, and all are read when they are scraped.
+
+The hot path only adds to plain numbers. Names follow Prometheus: a unit at the end, `_total` for what only grows, labels with
+few values (never an id or a key).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from holdfast import __version__
+from holdfast.cluster.config import Config
+from holdfast.cluster.observe.watchdog import Watchdog
+from holdfast.log.node import LogNode
+from holdfast.statemachine.queries import Statistics
+
+
+class Metrics:
+    """Of one node. `scrape` reads statistics from the partitions first, then formats in a thread of its own."""
+
+    def __init__(self, statistics: Callable[[], Awaitable[Statistics]], *rooms: Callable[[], Iterable[Metric]]) -> None:
+        self._statistics = statistics
+        self._rooms = rooms
+        self._registry = CollectorRegistry()
+        self._found: list[Metric] = []
+        self._registry.register(self)
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self._registry)
+
+    async def scrape(self) -> tuple[bytes, str]:
+        statistics = await self._statistics()
+        self._found = [*of_invocations(statistics), *(metric for room in self._rooms for metric in room())]
+        return await asyncio.to_thread(generate_latest, self._registry), CONTENT_TYPE_LATEST
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by prometheus-client."""
+        yield from self._found
+
+
+def of_node(config: Config, dog: Watchdog) -> Iterator[Metric]:
+    yield InfoMetricFamily(
+        "holdfast", "This node.", {"version": __version__, "node": config.node, "cluster": config.cluster}
+    )
+    yield GaugeMetricFamily(
+        "holdfast_disk_free_bytes",
+        "Bytes that are free on the file system of the data directory.",
+        shutil.disk_usage(config.data).free,
+    )
+    yield GaugeMetricFamily("holdfast_loop_lag_seconds", "Delay of the last timer of the event loop.", dog.lag_s)
+    yield GaugeMetricFamily(
+        "holdfast_loop_lag_seconds_max",
+        "Longest delay of a timer of the event loop since the start.",
+        dog.lag_s_max,
+    )
+    yield CounterMetricFamily(
+        "holdfast_loop_blocked", "Times that the event loop did not run for a second or more.", dog.blocked
+    )
+    yield CounterMetricFamily(
+        "holdfast_loop_blocked_seconds", "Time that the event loop was blocked in these cases.", dog.blocked_s
+    )
+
+
+def of_log(log: LogNode) -> Iterator[Metric]:
+    counters = log.counters()
+    yield CounterMetricFamily("holdfast_log_turns", "Turns of the node's loop that stepped the log.", counters.turns)
+    yield CounterMetricFamily("holdfast_log_commits", "Durable transactions (fsyncs) of the log.", counters.commits)
+    yield CounterMetricFamily(
+        "holdfast_log_commit_seconds", "Time of the writer thread in these transactions.", counters.commit_s
+    )
+    yield GaugeMetricFamily("holdfast_log_commit_seconds_max", "The longest since the start.", counters.commit_s_max)
+    yield CounterMetricFamily("holdfast_log_proposals", "Proposals to the log.", counters.proposals)
+    yield CounterMetricFamily("holdfast_log_dropped_messages", "Messages of peers not taken.", counters.dropped)
+    links = log.links()
+    up = GaugeMetricFamily("holdfast_peer_connected", "Whether the link to a peer is up.", labels=["peer"])
+    sent = CounterMetricFamily("holdfast_peer_bytes", "Bytes on links to peers.", labels=["peer", "direction"])
+    for peer, status in links.items():
+        up.add_metric([peer], float(status.connected))
+        sent.add_metric([peer, "in"], status.bytes_in)
+        sent.add_metric([peer, "out"], status.bytes_out)
+    yield up
+    yield sent
+
+
+def of_invocations(statistics: Statistics) -> Iterator[Metric]:
+    now = GaugeMetricFamily("holdfast_invocations", "Invocations by status.", labels=["service", "status"])
+    ever = CounterMetricFamily("holdfast_invocations_invoked", "Invocations begun.", labels=["service"])
+    ended = CounterMetricFamily("holdfast_invocations_ended", "Invocations ended, and how.", labels=["service", "end"])
+    attempts = CounterMetricFamily("holdfast_attempts", "Attempts begun.", labels=["service"])
+    failed = CounterMetricFamily(
+        "holdfast_attempts_failed", "Attempts that failed and are retried.", labels=["service"]
+    )
+    steps = CounterMetricFamily("holdfast_steps", "Steps journaled.", labels=["service"])
+    for name, figures in statistics.services.items():
+        for status, count in figures.by_status.items():
+            now.add_metric([name, status], count)
+        for end in ("succeeded", "failed", "cancelled", "killed"):
+            ended.add_metric([name, end], getattr(figures, end))
+        ever.add_metric([name], figures.invoked)
+        attempts.add_metric([name], figures.attempts)
+        failed.add_metric([name], figures.attempts_failed)
+        steps.add_metric([name], figures.steps)
+    yield from (now, ever, ended, attempts, failed, steps)
+    pinned = GaugeMetricFamily(
+        "holdfast_deployment_in_flight", "Invocations pinned to a deployment.", labels=["deployment"]
+    )
+    for deployment, count in statistics.deployments.items():
+        pinned.add_metric([deployment], count)
+    yield pinned
+    yield GaugeMetricFamily(
+        "holdfast_completed_bytes", "Of completed invocations that are kept.", statistics.completed_bytes
+    )
+    yield GaugeMetricFamily("holdfast_blobs", "Large values that are kept, each counted once.", statistics.blobs)
+    yield GaugeMetricFamily(
+        "holdfast_blob_bytes", "Of large values that are kept in pieces, in the state.", statistics.blob_bytes
+    )
+    yield GaugeMetricFamily(
+        "holdfast_blobs_stored", "Of the large values that are kept, those in the shared store.", statistics.stored
+    )
+    yield GaugeMetricFamily("holdfast_blob_stored_bytes", "Of large values there.", statistics.stored_bytes)
+    yield GaugeMetricFamily(
+        "holdfast_blob_objects_gone",
+        "Objects there that nothing refers to, until they are deleted.",
+        statistics.gone,
+    )

@@ -1,0 +1,166 @@
+"""The machine of one partition on one node: it applies committed entries to the state, and says what came of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+import lmdb
+
+from holdfast.cluster.partition.state import State
+from holdfast.log.engine import Snapshot
+from holdfast.log.errors import NoSpace, ProposalError
+from holdfast.log.replica import Committed
+from holdfast.snapshots.restore import Staged
+from holdfast.statemachine import queries
+from holdfast.statemachine import state as machine_state
+from holdfast.statemachine.commands import (
+    Announce,
+    Command,
+    batch_head,
+    decode_batch,
+    sequence_of,
+)
+from holdfast.statemachine.effects import Effect, Reply, Result
+from holdfast.statemachine.levels import FIRST, schema_of
+from holdfast.statemachine.machine import apply
+
+logger = logging.getLogger(__name__)
+#: How many batches pass between two looks at how large the state is.
+MEASURE_EVERY: Final = 64
+
+
+#: Told what a command did, or why it was not acknowledged.
+Waiter: TypeAlias = Callable[[Result | ProposalError], None]
+
+
+class Flight(NamedTuple):
+    """A batch between proposal and answer."""
+
+    sequence: int
+    now_ms: int
+    commands: list[Command]
+    waiters: list[Waiter | None]
+    bytes: int
+    at: float  # when it was proposed, by the loop's clock
+    before: int  # how many commands this process had proposed before
+
+
+Answers: TypeAlias = list[tuple[Flight, list[Result]]]
+
+
+class PartitionMachine:
+    """The state machine of one group, on one LMDB environment. Implements `log.replica.Machine`."""
+
+    def __init__(self, number: int, state: State, *, partitions: int) -> None:
+        self.number = number
+        self.partitions = partitions
+        self.state = state
+        self._core = machine_state.State(number, partitions, level=FIRST)
+        self.path = state.path
+        self.origin = os.urandom(8)
+        self._own = batch_head(self.origin)
+        #: What this process proposed. A batch of our own is applied from memory, without decoding it again.
+        self.flights: dict[int, Flight] = {}
+        #: Whom to tell: answers, and the effects that a leader of this term has to carry out.
+        self.deliver: Callable[[Answers, int, list[Effect]], None] = lambda *_: None
+        self._leading = 0  # The term of our own announcement, if nobody announced behind it.
+        self._waits = False  # The disk is full; the log brings the same entries again.
+        #: What a follower that fell behind the log is offered; `cluster.snapshots` sets it.
+        self.newest: Snapshot | None = None
+        self.entries_applied = self.bytes_applied = 0  # By this process.
+        self._read_level()
+
+    @property
+    def level(self) -> int:
+        """What apply does here, and what may be proposed: see `statemachine.levels`."""
+        return self._core.level
+
+    @property
+    def journal_limits(self) -> tuple[int, int]:
+        """Steps and bytes at which the code of an invocation is told that its journal is too long; 0: not said."""
+        meta = self._core.meta
+        return (meta.journal_steps_max, meta.journal_bytes_max) if self.level >= 2 else (0, 0)
+
+    def _read_level(self) -> None:
+        with self.state.read() as txn:
+            self._core.level = queries.meta(txn).level
+
+    @property
+    def applied(self) -> tuple[int, int]:
+        return self.state.applied
+
+    def snapshot(self) -> Snapshot | None:
+        return self.newest
+
+    def swap(self, staged: Staged) -> None:
+        """A snapshot of a later state takes the place of this one."""
+        self._core.forget()
+        self._leading = 0
+        self.state.swap(staged)
+        self._read_level()
+
+    def apply(self, entries: Sequence[Committed]) -> None:
+        """One write transaction per slice of entries, with the applied index in it."""
+        state, core = self.state, self._core
+        while True:
+            txn = state.begin()
+            try:
+                core.begin(txn)
+                leading, answers = self._apply(entries)
+                core.flush()
+                state.commit(txn, (entries[-1].index, entries[-1].term), schema=schema_of(core.level))
+                break
+            except lmdb.MapFullError:
+                core.forget()
+                state.abort(txn)
+                state.grow()  # And once more from the beginning: nothing of it has happened.
+            except lmdb.Error as error:
+                core.forget()
+                state.abort(txn)
+                translated = state.translate(error)
+                if isinstance(translated, NoSpace) and not self._waits:
+                    self._waits = True
+                    logger.error("partition %d: what is committed cannot be applied: %s", self.number, translated)
+                raise translated from error
+            except BaseException:
+                core.forget()
+                state.abort(txn)
+                raise
+        self._leading = leading
+        self._waits = False
+        self.entries_applied += len(entries)
+        self.bytes_applied += sum(len(raw) for _, _, commands in entries for raw in commands)
+        effects = core.take_effects()
+        for flight, _ in answers:
+            del self.flights[flight.sequence]
+        if answers or effects:
+            self.deliver(answers, leading, effects if leading else [*replies_of(effects)])
+
+    def _apply(self, entries: Sequence[Committed]) -> tuple[int, Answers]:
+        """(the term in which we lead behind these entries or 0, answers to what we proposed)"""
+        core, own = self._core, self._own
+        leading = self._leading
+        answers: Answers = []
+        for _, _, commands in entries:
+            for raw in commands:
+                flight = self.flights.get(sequence_of(raw)) if raw.startswith(own) else None
+                if flight is not None:
+                    now_ms, batch = flight.now_ms, flight.commands
+                else:
+                    _, _, now_ms, batch = decode_batch(raw)
+                results: list[Result] = []
+                for command in batch:
+                    results.append(apply(core, now_ms, command))
+                    if type(command) is Announce:
+                        leading = command.term if flight is not None else 0
+                        core.effects[:] = replies_of(core.effects)  # The rest, its leader derives from the state.
+                if flight is not None:
+                    answers.append((flight, results))
+        return leading, answers
+
+
+def replies_of(effects: list[Effect]) -> list[Reply]:
+    return [effect for effect in effects if type(effect) is Reply]

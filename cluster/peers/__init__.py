@@ -1,0 +1,1 @@
+"""Calls between nodes, over the links of the log."""

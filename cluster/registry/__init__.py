@@ -1,0 +1,1 @@
+"""The meta group: members, deployments and the table of partitions."""

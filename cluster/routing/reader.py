@@ -1,0 +1,465 @@
+"""What the partitions of this node know, put together: for ingress and admin, read only.
+
+A reader looks at one consistent view per partition and never holds it over an await. Whatever may be long is read in slices
+with turns of the loop between them, so that a curious operator does not hold up the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, NamedTuple, Protocol
+
+from holdfast.cluster.errors import BadRequest, NotFound
+from holdfast.cluster.peers.rpc import Refused
+from holdfast.cluster.values.shared_store import Objects, ValueLost
+from holdfast.log.errors import NotHosted, ProposalError
+from holdfast.log.messages import APP_BYTES_MAX
+from holdfast.sdk.ids import InvocationId, partition_key, partition_of
+from holdfast.sdk.journal import Step, unpack_step
+from holdfast.statemachine import history, queries, refs
+from holdfast.statemachine.blobs import chunks_of
+from holdfast.statemachine.commands import Payload, Ref
+from holdfast.statemachine.effects import Status
+from holdfast.statemachine.history import EndedAttempt
+from holdfast.statemachine.levels import LEVEL
+from holdfast.statemachine.listing import POSITION_BYTES, position
+from holdfast.statemachine.queries import FailedAttempt, Filter, ServiceStatistics, Statistics
+from holdfast.statemachine.records import (
+    Invocation,
+    Object,
+    pack_invocation,
+    pack_object,
+    unpack_invocation,
+    unpack_object,
+)
+from holdfast.statemachine.txn import ReadTxn
+
+SLICES_MAX: Final = (
+    20  # of one page, or two for each partition: a filter that finds little gives a short page and a cursor
+)
+SLICE_RECORDS_MIN: Final = 16  # asked for at once
+PAGE_OF_SCAN: Final = 1000
+FIRST_FILTERS: Final = 6  # fields of a filter before level 2
+STATE_BYTES_MAX: Final = APP_BYTES_MAX // 2  # of one key, shown at once; a peer's answer must hold it
+SLICE_CHUNKS: Final = 8  # of a large value, read at once
+
+
+class Summary(NamedTuple):
+    """What a client that waits for an invocation needs to know about it."""
+
+    outcome: list[Any] | None  # None: not completed
+    service: str
+    handler: str
+    deployment: str | None
+
+
+class PartitionState(Protocol):
+    def read(self) -> AbstractContextManager[ReadTxn]: ...
+
+
+class Led(Protocol):
+    @property
+    def is_leader(self) -> bool: ...
+
+
+class Partition(Protocol):
+    """As `cluster.partition.Partition` offers it."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def state(self) -> PartitionState: ...
+
+    @property
+    def group(self) -> Led: ...
+
+
+class Description(NamedTuple):
+    record: Invocation
+    why_not_running: str
+    last_failure: FailedAttempt | None
+    outcome: list[Any] | None
+    history: Sequence[EndedAttempt] = ()  # oldest first
+
+
+class Page(NamedTuple):
+    records: list[Invocation]
+    cursor: str | None  # None: there is no more
+
+
+class Keyed(NamedTuple):
+    """One virtual object or workflow."""
+
+    record: Object | None
+    state: dict[str, Payload]  # References are only on the way: see `Reader.keyed`.
+    complete: bool
+
+
+class _Source:
+    """One partition, read newest first."""
+
+    def __init__(self, number: int, position: bytes) -> None:
+        self.number = number
+        self.position = position  # up to which it was read
+        self.more = True  # behind that
+        self.records: deque[Invocation] = deque()  # that were read and not shown
+
+    @property
+    def is_dry(self) -> bool:
+        return self.more and not self.records
+
+    def head(self) -> bytes:
+        return position(self.records[0].created_ms, self.records[0].id)
+
+
+class Reader:
+    """Questions about one invocation or key see all that was acknowledged before (`fresh` makes sure), and so does
+    `in_flight`. Lists and figures are what a replica has.
+
+    A partition that is not on this node is read on one that has it: the same question, asked there (`serve`).
+    """
+
+    def __init__(
+        self,
+        count: int,
+        hosted: Mapping[int, Partition],
+        *,
+        fresh: Callable[[int], Awaitable[None]],
+        elsewhere: Callable[[int, str, Any], Awaitable[Any]],
+        objects: Objects,
+        level: Callable[[], int] = lambda: LEVEL,
+    ) -> None:
+        """`level`: of the cluster. Every node of it then knows the questions of that level."""
+        self._level = level
+        self.count = count
+        self._hosted = hosted
+        self._fresh = fresh
+        self._elsewhere = elsewhere
+        self._objects = objects
+
+    async def _ask(self, number: int, question: str, *arguments: Any, fresh: bool = True) -> Any:
+        if number not in self._hosted:
+            packed = await self._elsewhere(number, "read", (number, question, arguments, fresh))
+            return _QUESTIONS[question].unpack(packed) if packed is not None else None
+        return await self._answer(number, question, arguments, fresh=fresh)
+
+    async def _answer(self, number: int, question: str, arguments: Sequence[Any], *, fresh: bool) -> Any:
+        if fresh:
+            await self._fresh(number)
+        partition = self._hosted.get(number)
+        if partition is None:
+            raise NotHosted(f"partition {number} moved away")
+        with partition.state.read() as txn:
+            return _QUESTIONS[question].answer(txn, *arguments)
+
+    async def serve(self, peer: str, argument: Any) -> Any:
+        """A question of a node that has no replica."""
+        number, question, arguments, fresh = argument
+        if number not in self._hosted or question not in _QUESTIONS:
+            raise Refused("NotHosted", f"partition {number} is not here")
+        try:
+            answer = await self._answer(number, question, arguments, fresh=fresh)
+        except ProposalError as error:
+            raise Refused(type(error).__name__, str(error)) from None
+        return _QUESTIONS[question].pack(answer) if answer is not None else None
+
+    async def lookup(self, id_: InvocationId) -> Summary | None:
+        found: Summary | None = await self._ask(partition_of(id_, self.count), "lookup", id_)
+        return found
+
+    async def completed(self, number: int, ids: list[bytes]) -> list[tuple[bytes, list[Any]]]:
+        """Which of these have an outcome."""
+        found: list[tuple[bytes, list[Any]]] = await self._ask(number, "completed", ids)
+        return found
+
+    async def paused(self, number: int, ids: list[bytes]) -> list[bytes]:
+        """Which of these are paused, as far as a replica knows."""
+        found: list[bytes] = await self._ask(number, "paused", ids, fresh=False)
+        return found
+
+    async def value(self, id_: bytes, ref: Ref) -> bytes:
+        """A large value of the partition of `id_`. Raises NotFound, StoreDown, ValueLost or a ProposalError."""
+        return await self._value(partition_of(id_, self.count), ref)
+
+    async def _value(self, number: int, ref: Ref) -> bytes:
+        """In slices, or from the shared store. Whoever was told of it may be ahead of the replica here."""
+        slices: list[bytes] = []
+        for first in range(0, chunks_of(refs.stored_size(ref.data)), SLICE_CHUNKS):
+            found = await self._ask(number, "blob", ref.data, first, fresh=False)
+            if found is None:
+                found = await self._ask(number, "blob", ref.data, first)
+            if found is None:
+                raise NotFound("the value is no longer kept")
+            if isinstance(found, str):
+                return refs.restored(ref, await self._stored(number, ref, found))
+            slices.append(found)
+            await asyncio.sleep(0)
+        return refs.restored(ref, b"".join(slices))
+
+    async def _stored(self, number: int, ref: Ref, name: str) -> bytes:
+        """A replica that is behind may name an object that is deleted: only who is up to date can say that one is lost."""
+        try:
+            return await self._objects.get(number, ref.data, name)
+        except ValueLost as error:
+            now = await self._ask(number, "blob", ref.data, 0)
+            if not isinstance(now, str):
+                raise NotFound("the value is no longer kept") from None
+            if now != name:
+                return await self._objects.get(number, ref.data, now)
+            self._objects.report(error, f"partition {number}")
+            raise
+
+    async def describe(self, id_: InvocationId) -> Description | None:
+        found: Description | None = await self._ask(partition_of(id_, self.count), "describe", id_)
+        return found
+
+    async def journal(self, id_: InvocationId, start: int, limit: int) -> list[Step] | None:
+        """None: there is no such invocation."""
+        steps = await self._ask(partition_of(id_, self.count), "journal", id_, start, limit)
+        return [unpack_step(raw) for raw in steps] if steps is not None else None
+
+    async def page(self, wanted: Filter, cursor: str | None, limit: int) -> Page:
+        """The newest that match, over all partitions. A page may be short and still have a cursor: see SLICES_MAX."""
+        after = _parse_cursor(cursor)
+        numbers: Iterable[int] = range(self.count)
+        if wanted.service is not None and wanted.key is not None:
+            # All invocations of a key live in one partition.
+            numbers = [partition_of(partition_key(wanted.service, wanted.key), self.count)]
+        sources = [_Source(number, after) for number in numbers]
+        size = limit if len(sources) == 1 else max(2 * limit // len(sources), SLICE_RECORDS_MIN)
+        budget = max(SLICES_MAX, 2 * len(sources))
+        found: list[Invocation] = []
+        last, stuck = after, b""
+        while len(found) < limit:
+            while budget > 0 and (dry := [each for each in sources if each.is_dry]):
+                await asyncio.gather(*(self._fill(source, wanted, size) for source in dry))
+                await asyncio.sleep(0)
+                budget -= len(dry)
+            # A source that found nothing so far may yet have something behind the place to which it was read.
+            stuck = min((each.position for each in sources if each.is_dry), default=b"")
+            heads = [each for each in sources if each.records]
+            if not heads:
+                break
+            first = min(heads, key=_Source.head)
+            if stuck and first.head() > stuck:
+                break
+            last = first.head()
+            found.append(first.records.popleft())
+        if len(found) < limit and stuck:
+            return Page(found, _format_cursor(stuck))
+        more = any(each.records or each.is_dry for each in sources)
+        return Page(found, _format_cursor(last) if more else None)
+
+    async def _fill(self, source: _Source, wanted: Filter, limit: int) -> None:
+        """More of one partition."""
+        slice_ = None
+        if self._level() >= 2:
+            slice_ = await self._ask(source.number, "newest", tuple(wanted), source.position, limit, fresh=False)
+        records, more = slice_ if slice_ is not None else await self._scan(source, wanted, limit)
+        source.records.extend(records)
+        source.more = more is not None
+        if more is not None:
+            source.position = more
+
+    async def _scan(self, source: _Source, wanted: Filter, limit: int) -> tuple[list[Invocation], bytes | None]:
+        """The same of a partition whose index is not complete: all of it is looked at. That ends with an upgrade."""
+        best: list[tuple[bytes, Invocation]] = []
+        after: bytes | None = b""
+        passed = 0
+        while after is not None:
+            # The first fields of a filter are all that a node of the release before knows.
+            records, after = await self._ask(
+                source.number, "slice", tuple(wanted)[:FIRST_FILTERS], after, PAGE_OF_SCAN, fresh=False
+            )
+            for record in records:
+                where = position(record.created_ms, record.id)
+                if where > source.position and wanted.matches(record):
+                    best.append((where, record))
+            best.sort(key=lambda pair: pair[0])
+            passed += len(best[limit:])
+            del best[limit:]
+            await asyncio.sleep(0)
+        return [record for _, record in best], best[-1][0] if passed else None
+
+    async def keyed(self, service: str, key: str) -> Keyed:
+        number = partition_of(partition_key(service, key), self.count)
+        keyed: Keyed = await self._ask(number, "keyed", service, key)
+        state = dict(keyed.state)
+        for name, payload in keyed.state.items():
+            if not isinstance(payload, bytes):
+                state[name] = await self._value(number, payload)
+        return keyed._replace(state=state)
+
+    async def statistics(self, *, fresh: bool = False) -> Statistics:
+        """Of all partitions together."""
+        return add_statistics([await self._ask(number, "statistics", fresh=fresh) for number in range(self.count)])
+
+    async def statistics_here(self) -> Statistics:
+        """Of the partitions that this node leads: so the nodes' figures add up to the cluster's."""
+        led = [number for number, partition in self._hosted.items() if partition.group.is_leader]
+        return add_statistics([await self._answer(number, "statistics", (), fresh=False) for number in led])
+
+    async def in_flight(self, deployment: str) -> int:
+        """How many invocations are pinned to a deployment and not completed."""
+        return (await self.statistics(fresh=True)).deployments.get(deployment, 0)
+
+
+# -- the questions: what is read in one view of one partition, and how an answer travels -------------------------------
+
+
+def _lookup(txn: ReadTxn, id_: bytes) -> Summary | None:
+    record = queries.load(txn, id_)
+    if record is None:
+        return None
+    outcome = queries.outcome(txn, id_) if record.status == Status.COMPLETED else None
+    return Summary(outcome, record.service, record.handler, record.deployment)
+
+
+def _completed(txn: ReadTxn, ids: list[bytes]) -> list[tuple[bytes, list[Any]]]:
+    found = [(invocation, queries.outcome(txn, invocation)) for invocation in ids]
+    return [(invocation, outcome) for invocation, outcome in found if outcome is not None]
+
+
+def _blob(txn: ReadTxn, blob: bytes, first: int) -> bytes | str | None:
+    """A slice of it, or the name of its object in the shared store."""
+    last = min(first + SLICE_CHUNKS, chunks_of(refs.stored_size(blob)))
+    try:
+        if name := queries.place(txn, blob):
+            return name
+        return b"".join([queries.chunk(txn, blob, index) for index in range(first, last)])
+    except queries.Gone:
+        return None
+
+
+def _describe(txn: ReadTxn, id_: bytes) -> Description | None:
+    record = queries.load(txn, id_)
+    if record is None:
+        return None
+    return Description(
+        record,
+        queries.why_not_running(txn, id_),
+        queries.last_failure(txn, id_),
+        queries.outcome(txn, id_) if record.status == Status.COMPLETED else None,
+        history.attempts(txn, id_) if record.lapses else (),
+    )
+
+
+def _journal(txn: ReadTxn, id_: bytes, start: int, limit: int) -> list[bytes] | None:
+    return queries.journal(txn, id_, start, limit) if queries.load(txn, id_) is not None else None
+
+
+def _slice(txn: ReadTxn, wanted: Sequence[Any], after: bytes, limit: int) -> tuple[list[Invocation], bytes | None]:
+    return queries.list_invocations(txn, Filter(*wanted), after, limit)
+
+
+def _newest(
+    txn: ReadTxn, wanted: Sequence[Any], after: bytes, limit: int
+) -> tuple[list[Invocation], bytes | None] | None:
+    return queries.newest(txn, Filter(*wanted), after, limit)
+
+
+def _keyed(txn: ReadTxn, service: str, key: str) -> Keyed:
+    record = queries.load_object(txn, service, key)
+    if record is None:
+        return Keyed(None, {}, True)
+    return Keyed(record, *queries.eager_state(txn, record.id, STATE_BYTES_MAX))
+
+
+def _pack_record(record: Invocation) -> tuple[bytes, bytes]:
+    return record.id, pack_invocation(record)
+
+
+def _unpack_description(row: Any) -> Description:
+    record, why, failure, outcome, *later = row  # A node of the release before has no history.
+    return Description(
+        unpack_invocation(*record),
+        why,
+        FailedAttempt(*failure) if failure is not None else None,
+        outcome,
+        [EndedAttempt(*each) for each in later[0]] if later else (),
+    )
+
+
+def _unpack_statistics(row: Any) -> Statistics:
+    services, *rest = row
+    return Statistics({name: ServiceStatistics(*figures) for name, figures in services.items()}, *rest)
+
+
+class _Question(NamedTuple):
+    answer: Callable[..., Any]
+    pack: Callable[[Any], Any] = lambda answer: answer
+    unpack: Callable[[Any], Any] = lambda row: row
+
+
+_QUESTIONS: Final = {
+    "lookup": _Question(_lookup, unpack=lambda row: Summary(*row)),
+    "completed": _Question(_completed, unpack=lambda row: [(id_, outcome) for id_, outcome in row]),
+    "paused": _Question(queries.paused),
+    "blob": _Question(_blob),
+    "describe": _Question(_describe, lambda it: (_pack_record(it.record), *it[1:]), _unpack_description),
+    "journal": _Question(_journal),
+    "slice": _Question(
+        _slice,
+        lambda it: ([_pack_record(record) for record in it[0]], it[1]),
+        lambda row: ([unpack_invocation(*record) for record in row[0]], row[1]),
+    ),
+    "newest": _Question(
+        _newest,
+        lambda it: ([_pack_record(record) for record in it[0]], it[1]),
+        lambda row: ([unpack_invocation(*record) for record in row[0]], row[1]),
+    ),
+    "keyed": _Question(
+        _keyed,
+        lambda it: ((it.record.id, pack_object(it.record)) if it.record is not None else None, *it[1:]),
+        lambda row: Keyed(unpack_object(*row[0]) if row[0] is not None else None, *row[1:]),
+    ),
+    "statistics": _Question(queries.statistics, unpack=_unpack_statistics),
+}
+
+
+def add_statistics(each: Sequence[Statistics]) -> Statistics:
+    services: dict[str, ServiceStatistics] = {}
+    deployments: Counter[str] = Counter()
+    for one in each:
+        deployments.update(one.deployments)
+        for name, figures in one.services.items():
+            known = services.get(name)
+            if known is None:
+                services[name] = figures
+                continue
+            by_status = {status: known.by_status[status] + count for status, count in figures.by_status.items()}
+            totals = [mine + theirs for mine, theirs in zip(known[1:], figures[1:], strict=True)]
+            services[name] = ServiceStatistics(by_status, *totals)
+    return Statistics(
+        services,
+        dict(deployments),
+        sum(one.completed for one in each),
+        sum(one.completed_bytes for one in each),
+        sum(one.blobs for one in each),
+        sum(one.blob_bytes for one in each),
+        sum(one.stored for one in each),
+        sum(one.stored_bytes for one in each),
+        sum(one.gone for one in each),
+    )
+
+
+def _format_cursor(where: bytes) -> str:
+    return base64.urlsafe_b64encode(where).decode().rstrip("=")
+
+
+def _parse_cursor(cursor: str | None) -> bytes:
+    if cursor is None:
+        return b""
+    try:
+        raw = base64.b64decode(cursor.encode() + b"=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, UnicodeEncodeError):
+        raw = b""
+    if len(raw) != POSITION_BYTES:
+        raise BadRequest("this is not a cursor", "use the one of the page before, as it is")
+    return raw

@@ -1,0 +1,344 @@
+"""From an id to the partition that holds it, and to whoever leads that partition, here or on another node.
+
+`submit` hides that leaders change and nodes die. A command that certainly had no effect is submitted again; one whose fate is
+unknown only if doing it twice is the same as doing it once: an `Invoke` finds the first one by its id, a `Deliver` is
+deduplicated by its sequence numbers. Otherwise the caller is told that the outcome is open.
+
+A command that is led elsewhere goes over the peer link once, and its leader proposes it. An `Invoke` that somebody waits
+for here asks the leader to watch it for us in the same message.
+
+What is large in a command is staged where it goes first, through the same ways (`cluster/values/staging.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Protocol
+
+from holdfast.cluster.partition.door import Partition
+from holdfast.cluster.peers.rpc import (
+    Answer,
+    Refused,
+    Rpc,
+    Unanswered,
+)
+from holdfast.cluster.routing.replies import Replies
+from holdfast.cluster.values.staging import Source, Stager
+from holdfast.log import errors
+from holdfast.log.errors import NoRoomHere, NotHosted, NotLeader, OutcomeUnknown, ProposalError, Superseded
+from holdfast.sdk.ids import InvocationId, partition_key, partition_of
+from holdfast.statemachine.blobs import MISSING
+from holdfast.statemachine.commands import (
+    Command,
+    CompletePromise,
+    CompleteStep,
+    Deliver,
+    Invoke,
+    KeepBlob,
+    Kill,
+    Pause,
+    Purge,
+    PutBlob,
+    Redispatch,
+    Ref,
+    Restart,
+    Resume,
+    TouchBlob,
+    decode_command,
+    encode_command,
+)
+from holdfast.statemachine.effects import Result
+from holdfast.statemachine.levels import TooNew
+from holdfast.statemachine.outbox import read_messages
+
+#: Twice is once: the second finds what the first did. Not so a Cancel, which could hit the compensation that the first
+#: one began, nor a SetState, which could undo what a handler wrote in between.
+IDEMPOTENT: Final = frozenset(
+    {
+        Invoke, Deliver, Kill, Pause, Resume, Restart, Purge, Redispatch, CompletePromise, CompleteStep, TouchBlob,
+        PutBlob, KeepBlob,
+    }
+)  # fmt: skip
+
+WAIT_S: Final = 15.0  # How long a request is held while there is no leader.
+#: Ids without a key go to one partition for a while: what shares a turn of the loop shares a batch.
+SAME_PARTITION_IDS: Final = 256
+_RETRY_S: Final = 0.02
+#: How often a value is staged again that was gone when the command that refers to it came.
+_STAGINGS_MAX: Final = 3
+
+
+class Leaders(Protocol):
+    """The way to the leader of the partition that an id belongs to. `Router` is the real one."""
+
+    async def submit(self, invocation: bytes, command: Command, /) -> Result: ...
+
+    def mint(self, service: str, key: str | None, /) -> InvocationId: ...
+
+
+class Router:
+    def __init__(
+        self,
+        node: str,
+        count: int,
+        hosted: Mapping[int, Partition],
+        rpc: Rpc,
+        replies: Replies,
+        *,
+        watched: Callable[[bytes, str], None] = lambda *_: None,
+        replicas: Callable[[int], Sequence[str]] = lambda _: (),
+        can_move: Callable[[int], bool] = lambda _: False,
+        stager: Stager | None = None,
+    ) -> None:
+        self.node = node
+        self.count = count
+        self.hosted = hosted
+        self._rpc = rpc
+        self._replies = replies
+        self._watched = watched
+        self._replicas = replicas  # Who has a partition, by the cluster's table.
+        self._can_move = can_move  # Whether somebody with room could lead a partition whose leader has none.
+        self._turn = 0
+        self.stager = stager or Stager()
+        self._hints: dict[int, str] = {}  # Who led partitions that are not on this node, when we last heard.
+        self._favourite = 0
+        self._minted = 0
+        rpc.serve_quickly("submit", self._serve_submit)
+        rpc.serve("read-index", self._serve_read_index)
+
+    # -- where -------------------------------------------------------------------------------------------------------
+
+    def leader(self, number: int) -> str | None:
+        """Who leads a partition, as far as this node knows."""
+        partition = self.hosted.get(number)
+        return partition.group.leader if partition is not None else self._hints.get(number)
+
+    def hint(self, number: int, leader: str) -> None:
+        """Somebody says so. It costs one refusal if it is wrong."""
+        self._hints[number] = leader
+
+    def forget_peer(self, peer: str) -> None:
+        """It cannot be reached: what it led is led by others before long."""
+        for number in [number for number, leader in self._hints.items() if leader == peer]:
+            del self._hints[number]
+
+    def unhint(self, number: int, leader: str) -> None:
+        if self._hints.get(number) == leader:
+            del self._hints[number]
+
+    def partition(self, invocation: bytes) -> Partition:
+        """The replica of an id's partition that is on this node."""
+        number = partition_of(invocation, self.count)
+        if number not in self.hosted:
+            raise NotHosted(f"partition {number} is not on {self.node}")
+        return self.hosted[number]
+
+    def leads(self, number: int) -> bool:
+        partition = self.hosted.get(number)
+        return partition is not None and partition.group.is_leader
+
+    def led_here(self) -> list[Partition]:
+        return [partition for partition in self.hosted.values() if partition.group.is_leader]
+
+    def mint(self, service: str, key: str | None = None) -> InvocationId:
+        """A fresh id. Without a key it lies in a partition that this node leads, if there is one."""
+        entropy = os.urandom(16)
+        if key is not None:
+            return InvocationId(partition_key(service, key) + entropy[4:])
+        count = self.count
+        self._minted += 1
+        if self._minted % SAME_PARTITION_IDS == 0 or not self.leads(self._favourite):
+            later = [(self._favourite + step) % count for step in range(1, count + 1)]
+            self._favourite = next((number for number in later if self.leads(number)), later[0])
+        low = -(-(self._favourite << 32) // count)
+        high = -(-((self._favourite + 1) << 32) // count)
+        head = low + int.from_bytes(entropy[:4], "big") % (high - low)
+        return InvocationId(head.to_bytes(4, "big") + entropy[4:])
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    async def submit(self, invocation: bytes, command: Command, *, wait_s: float = WAIT_S) -> Result:
+        """What the command did. Raises a ProposalError; Overloaded is for the client to wait out."""
+        return await self.submit_to(partition_of(invocation, self.count), command, wait_s=wait_s)
+
+    async def submit_to(self, number: int, command: Command, *, wait_s: float = WAIT_S) -> Result:
+        if self.stager.large(command):
+            return await self._submit_large(number, command, wait_s)
+        return await self._submit(number, command, wait_s)
+
+    async def _submit_large(self, number: int, command: Command, wait_s: float) -> Result:
+        put = partial(self._submit, number, wait_s=wait_s)
+        for _ in range(_STAGINGS_MAX):
+            light = await self.stager.detach(number, command, put, intake=type(command) is Invoke)
+            result = await self._submit(number, light, wait_s)
+            if result.code != MISSING:
+                return result
+        raise errors.Overloaded(f"partition {number} is too slow: what was staged there is gone before it is used")
+
+    async def stage(self, number: int, ref: Ref, source: Source) -> None:
+        """Have a value in another partition before a message that refers to it goes there. Raises ProposalError, and
+        whatever `source` does."""
+        await self.stager.stage(number, ref, source, partial(self._submit, number))
+
+    async def _submit(self, number: int, command: Command, wait_s: float = WAIT_S) -> Result:
+        try:
+            return await self._submit_once(number, command)
+        except ProposalError as error:
+            first = error
+        return await self._submit_again(number, command, first, asyncio.get_running_loop().time() + wait_s)
+
+    async def _submit_again(self, number: int, command: Command, error: ProposalError, deadline: float) -> Result:
+        loop = asyncio.get_running_loop()
+        unknown: OutcomeUnknown | None = None
+        while loop.time() < deadline:
+            if isinstance(error, OutcomeUnknown):
+                unknown = error
+            lost = isinstance(error, NotLeader | NotHosted | Superseded)
+            lost = lost or (isinstance(error, NoRoomHere) and self._can_move(number))
+            if not (lost or (isinstance(error, OutcomeUnknown) and type(command) in IDEMPOTENT)):
+                break
+            await asyncio.sleep(_RETRY_S)
+            try:
+                return await self._submit_once(number, command)
+            except ProposalError as again:
+                error = again
+        raise unknown or error  # Once the outcome is open, it stays open whatever a later try says of itself.
+
+    async def _submit_once(self, number: int, command: Command) -> Result:
+        if self.leads(number):
+            return await self.hosted[number].propose(command)
+        leader = self.leader(number) or self._anybody(number)
+        if leader is None or leader == self.node:
+            raise NotLeader(None)
+        watch = type(command) is Invoke and self._replies.is_waiting(command.id)
+        try:
+            about = number if type(command) in IDEMPOTENT else None
+            answer = await self._ask(leader, number, "submit", (number, encode_command(command), watch), about)
+        except Unanswered as error:
+            raise OutcomeUnknown(str(error)) if error.sent else NotLeader(None) from None
+        if watch:
+            assert type(command) is Invoke
+            self._watched(command.id, leader)
+        return Result(*answer)
+
+    async def _ask(self, leader: str, number: int, method: str, argument: Any, about: int | None) -> Any:
+        """Refusals come back as the errors they were; a node that does not lead says who does."""
+        try:
+            answer = await self._rpc.ask(leader, method, argument, about=about)
+        except Unanswered:
+            self.unhint(number, leader)
+            raise
+        except Refused as refusal:
+            self._hints.pop(number, None)
+            if refusal.kind == "NotLeader":
+                if refusal.detail is not None:
+                    self.hint(number, refusal.detail)
+                raise NotLeader(refusal.detail) from None
+            raise _error(refusal) from None
+        if number not in self.hosted:
+            self._hints[number] = leader
+        return answer
+
+    def _anybody(self, number: int) -> str | None:
+        """Of a partition that is not here, a replica to ask who leads it: another one with every call."""
+        others = [name for name in self._replicas(number) if name != self.node] if number not in self.hosted else []
+        self._turn += 1
+        return others[self._turn % len(others)] if others else None
+
+    async def ask_replica(self, number: int, method: str, argument: Any, *, wait_s: float = WAIT_S) -> Any:
+        """The answer of any node that has the partition, to a question that changes nothing. Raises ProposalError."""
+        deadline = asyncio.get_running_loop().time() + wait_s
+        while True:
+            name = self.leader(number) or self._anybody(number)
+            try:
+                if name is None or name == self.node:
+                    raise NotLeader(None)
+                return await self._rpc.ask(name, method, argument)
+            except (Unanswered, Refused, NotLeader) as error:
+                if name is not None:
+                    self.unhint(number, name)
+                if asyncio.get_running_loop().time() > deadline:
+                    raise _error(error) if isinstance(error, Refused) else NotLeader(None) from None
+            await asyncio.sleep(_RETRY_S)
+
+    async def fresh(self, number: int, *, wait_s: float = WAIT_S) -> None:
+        """Returns when the state here includes everything acknowledged anywhere before the call (Raft thesis §6.4)."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        partition = self.hosted.get(number)
+        if partition is None:
+            raise NotHosted(f"partition {number} is not on {self.node}")
+        while True:
+            try:
+                if partition.group.is_leader:
+                    await partition.group.read_index()
+                    return
+                leader = self.leader(number)
+                if leader is None or leader == self.node:
+                    raise NotLeader(None)
+                index = await self._ask(leader, number, "read-index", number, number)
+                while partition.machine.applied[0] < index:
+                    if loop.time() > deadline or self.hosted.get(number) is not partition:  # It moved away meanwhile.
+                        raise OutcomeUnknown(f"this node is behind in partition {number}")
+                    await asyncio.sleep(0.002)
+                return
+            except (ProposalError, Unanswered) as error:
+                if loop.time() > deadline or self.hosted.get(number) is not partition:
+                    raise NotLeader(None) if isinstance(error, Unanswered) else error from None
+            await asyncio.sleep(_RETRY_S)
+
+    # -- being asked -------------------------------------------------------------------------------------------------
+
+    def _serve_submit(self, peer: str, argument: Any, answer: Answer) -> None:
+        try:
+            number, raw, watch = argument
+            command = decode_command(raw)
+            if type(command) is Deliver:
+                read_messages(command.source, command.first, command.messages)  # In the log, a bad one would stop us.
+        except (ValueError, TypeError, KeyError, IndexError, TooNew) as error:
+            answer.refuse("Malformed", f"a command of {peer} cannot be read: {error}")
+            return
+        partition = self.hosted.get(number)
+        if partition is None or not partition.group.is_leader:
+            leader = self.leader(number)
+            answer.refuse("NotLeader", f"{self.node} does not lead partition {number}", leader)
+            return
+        refusal = partition.refusal(command) if type(command) is not Deliver else None
+        if refusal is not None:
+            answer.refuse(type(refusal).__name__, str(refusal))
+            return
+        if watch and type(command) is Invoke:
+            self._replies.watch(peer, command.id)
+        partition.submit(command, partial(self._submitted, answer))
+
+    @staticmethod
+    def _submitted(answer: Answer, result: Result | ProposalError) -> None:
+        if isinstance(result, ProposalError):
+            detail = result.leader if isinstance(result, NotLeader) else None
+            answer.refuse(type(result).__name__, str(result), detail)
+        else:
+            answer.say(result)
+
+    async def _serve_read_index(self, peer: str, number: Any) -> Any:
+        partition = self.hosted.get(number)
+        if partition is None:
+            raise Refused("NotLeader", f"partition {number} is not on {self.node}", self.leader(number))
+        try:
+            return await partition.group.read_index()
+        except ProposalError as error:
+            detail = error.leader if isinstance(error, NotLeader) else None
+            raise Refused(type(error).__name__, str(error), detail) from None
+
+
+def _error(refusal: Refused) -> ProposalError:
+    """The error that the other node met, as if it had been met here."""
+    kind = getattr(errors, refusal.kind, None)
+    if isinstance(kind, type) and issubclass(kind, ProposalError):
+        return kind(refusal.message)
+    if refusal.kind == "overloaded":
+        return errors.Overloaded(refusal.message)
+    # It may have been carried out before whatever went wrong there did.
+    return OutcomeUnknown(refusal.message)

@@ -1,0 +1,1 @@
+"""When snapshots of partitions are cut, kept and fetched."""

@@ -1,0 +1,231 @@
+"""Getting a state from elsewhere: for a follower that fell behind the log, a new member, and a node that lost its own.
+
+A follower is offered the leader's newest snapshot by the log (`log.engine`), again and again while it needs one. It fetches
+exactly that one, from the shared store if it is there and otherwise from the leader, checks every byte on the way, writes
+it beside the state that it will replace, and has the log decide (`Group.install`): the snapshot may be of no use by then. If it
+is, one rename makes it ours and one more makes it the state. A crash at any point leaves the old state or the new one.
+
+A *hollow* group is one whose state is gone together with its snapshots, while its log is there and begins too late. Until
+it has a state it does not take part: to the others it is a node that is down. It takes any snapshot that its own
+log holds, or one of its own epoch; a snapshot of a later epoch is no help until the others have told it of that epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.cluster.partition.machine import PartitionMachine
+from holdfast.cluster.peers.rpc import Refused, Unanswered
+from holdfast.cluster.snapshotting.service import Keeper, Snapshots
+from holdfast.log.messages import GroupId
+from holdfast.log.node import LogNode
+from holdfast.log.replica import SnapshotWanted
+from holdfast.snapshots.catalog import Catalog
+from holdfast.snapshots.errors import NotFound, PeerRefused, SnapshotError
+from holdfast.snapshots.files import make_directory, move_into_place, remove_quietly
+from holdfast.snapshots.format import Header, SnapshotFile, parse_name
+from holdfast.snapshots.restore import Staged, stage
+from holdfast.snapshots.transfer import Offer, fetch, fetch_from_peer, remove_parts
+from holdfast.snapshots.work import in_thread
+from holdfast.statemachine.tables import SCHEMA
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_EVERY_S: Final = 10.0
+RETRY_S: Final = 1.0
+RETRY_S_MAX: Final = 60.0
+
+
+class CatchUp:
+    """One per node; `wanted` is the log's `on_snapshot_wanted`."""
+
+    def __init__(self, home: Snapshots) -> None:
+        self._home = home
+        home.rpc.serve("snapshot-newest", self._serve_newest)
+
+    async def wanted(self, want: SnapshotWanted) -> None:
+        """Fetch and install. The log calls this for one offer of a group at a time, and offers again afterwards."""
+        keeper = self._home.keepers.get(want.group)
+        if keeper is not None and not self._home.stopping:
+            await asyncio.gather(self._home.run(self._try(keeper, want)), return_exceptions=True)
+
+    async def _try(self, keeper: Keeper, want: SnapshotWanted) -> None:
+        try:
+            async with self._home.fetches:
+                await self._catch_up(keeper, want)
+        except (SnapshotError, OSError, Unanswered, Refused) as error:
+            keeper.fetching.failed(error)
+            await asyncio.sleep(_pause_s(keeper.fetching.failures))  # The next offer would come within milliseconds.
+        else:
+            keeper.fetching.went_well()
+
+    async def _catch_up(self, keeper: Keeper, want: SnapshotWanted) -> None:
+        number, machine = keeper.partition.number, keeper.partition.machine
+        offer = Offer.decode(want.detail)
+        if parse_name(offer.name) != (want.term, want.index):
+            raise PeerRefused(want.peer, f"it offers {offer.name} as the state at {want.index} of term {want.term}")
+        logger.info(
+            "partition %d: %s offers the snapshot at entry %d (%d bytes), we are at %d",
+            number, want.peer, want.index, offer.size, machine.applied[0],
+        )  # fmt: skip
+        began = time.monotonic()
+        with keeper.progress(f"fetching from {want.peer}"):
+            file = await self.fetch(want.group, offer, want.peer, _telling(keeper, number))
+        keeper.fetched_bytes += file.header.file_bytes
+        with keeper.progress("installing"):
+            staged = await self._stage(want.group, file, machine)
+        path = keeper.directory / file.name
+        installed = False
+        try:
+            installed = keeper.group.install(want.index, want.term, swap(machine, staged, file, path))
+        finally:
+            if not installed:
+                staged.discard()
+                remove_quietly(file.path)
+        if not installed:
+            logger.info("partition %d: the snapshot at entry %d is no longer of use", number, want.index)
+            return
+        keeper.installs += 1
+        keeper.accept(SnapshotFile(path, file.header))
+        logger.info(
+            "partition %d: caught up to entry %d by a snapshot of %d bytes, in %.1f s",
+            number, want.index, file.header.file_bytes, time.monotonic() - began,
+        )  # fmt: skip
+
+    async def fetch(
+        self, group: int, offer: Offer, peer: str, progress: Callable[[int, int], None] | None = None
+    ) -> SnapshotFile:
+        """Verified, in the directory for what is not ours yet. A fetch of this very snapshot that broke off goes on."""
+        home = self._home
+        directory, expected = home.incoming(group), home.expected(group)
+        await asyncio.to_thread(_tidy, directory, offer.name)
+        if offer.stored and home.shared:
+            name = f"{home.identity()}/{group:010d}/{offer.name}"
+            try:
+                store = await in_thread(lambda _: home.store())
+                return await fetch(store, name, directory, expected=expected, progress=progress, throttle=home.throttle)
+            except NotFound:
+                logger.info("group %d: the store no longer has %s; it is fetched from %s", group, offer.name, peer)
+            except SnapshotError as error:
+                home.store_complaints.failed(error)
+
+        async def ask(peer: str, question: bytes) -> bytes:
+            try:
+                answer = await home.rpc.ask(peer, "snapshot", question)
+            except (Refused, Unanswered) as error:
+                raise PeerRefused(peer, str(error)) from None
+            return answer if isinstance(answer, bytes) else b""
+
+        return await fetch_from_peer(
+            ask, peer, group, offer.name, directory, expected=expected, progress=progress, throttle=home.throttle
+        )
+
+    async def _stage(self, group: int, file: SnapshotFile, machine: PartitionMachine) -> Staged:
+        try:
+            return await stage(file, machine.path, expected=self._home.expected(group))
+        except BaseException:
+            remove_quietly(file.path)
+            raise
+
+    # -- hollow groups -------------------------------------------------------------------------------------------------
+
+    async def fill(
+        self, log: LogNode, group: int, machine: PartitionMachine, peers: Callable[[], Iterable[str]]
+    ) -> None:
+        """Until the group has a state that its log can go on from. The others work meanwhile as if we were down."""
+        failures = 0
+        logger.warning(
+            "group %d: its state and its snapshots are gone; it is fetched before this node takes part", group
+        )
+        while GroupId(group) in log.host.hollow:
+            for source in ("the shared store", *peers()):
+                try:
+                    if await self._fill_from(log, group, machine, source):
+                        return
+                except (SnapshotError, OSError, Refused, Unanswered) as error:
+                    level = logging.WARNING if failures in (0, 5) or failures % 60 == 0 else logging.DEBUG
+                    logger.log(level, "group %d: no state from %s yet: %s", group, source, error)
+            failures += 1
+            await asyncio.sleep(_pause_s(failures))
+
+    async def _fill_from(self, log: LogNode, group: int, machine: PartitionMachine, source: str) -> bool:
+        home = self._home
+        if source == "the shared store":
+            if not home.shared:
+                return False
+            header = await in_thread(lambda _: self._newest_stored(group))
+            offer = Offer(header.name, header.file_bytes, stored=True)
+        else:
+            detail = await home.rpc.ask(source, "snapshot-newest", group)
+            offer = Offer.decode(detail if isinstance(detail, bytes) else b"")
+        file = await self.fetch(group, offer, source)
+        why_not = log.host.why_not_fill(
+            GroupId(group), file.header.meta.index, file.header.meta.term, file.header.meta.epoch
+        )
+        if why_not is not None:
+            remove_quietly(file.path)
+            raise PeerRefused(source, why_not)
+        staged = await self._stage(group, file, machine)
+        path = home.directory(group) / file.name
+        log.host.fill(GroupId(group), swap(machine, staged, file, path))
+        log.wake()
+        logger.info("group %d: begins with the snapshot at entry %d of %s", group, file.header.meta.index, source)
+        return True
+
+    def _newest_stored(self, group: int) -> Header:
+        found = Catalog(self._home.store(), cluster=self._home.identity(), group=group, schema_max=SCHEMA).newest()
+        if found is None:
+            raise PeerRefused("the shared store", f"it has no snapshot of group {group}")
+        return found.header
+
+    async def _serve_newest(self, peer: str, group: Any) -> bytes:
+        """For a hollow group: a snapshot of now, so that its log reaches it."""
+        keeper = self._home.keepers.get(group) if isinstance(group, int) else None
+        if keeper is None:
+            raise Refused("NotHosted", f"group {group!r:.20} is not here")
+        try:
+            file = await keeper.create()
+        except (SnapshotError, OSError) as error:
+            raise Refused("SnapshotError", str(error)) from None
+        return Offer(file.name, file.header.file_bytes, stored=False).encode()
+
+
+def swap(machine: PartitionMachine, staged: Staged, file: SnapshotFile, path: Path) -> Callable[[], None]:
+    """What the log calls when it accepts: first ours as a snapshot, then the state. After a power loss the first is needed."""
+
+    def make_it_so() -> None:
+        move_into_place(file.path, path)
+        machine.swap(staged)
+
+    return make_it_so
+
+
+def _tidy(directory: Path, name: str) -> None:
+    """Of earlier fetches, only what belongs to this one is of use."""
+    make_directory(directory)
+    remove_parts(directory, but=name)
+    for path in directory.glob("*.snapshot"):
+        remove_quietly(path)
+
+
+def _pause_s(failures: int) -> float:
+    return float(min(RETRY_S * 2 ** min(failures - 1, 10), RETRY_S_MAX))
+
+
+def _telling(keeper: Keeper, number: int) -> Callable[[int, int], None]:
+    """Progress for admin at once, for the log every few seconds."""
+    said_at = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal said_at
+        keeper.show(done, total)
+        if time.monotonic() >= said_at + PROGRESS_EVERY_S:
+            said_at = time.monotonic()
+            logger.info("partition %d: fetched %d of %d bytes", number, done, total)
+
+    return tell

@@ -1,0 +1,593 @@
+"""Snapshots of the partitions on this node: cut in time, kept, published, offered, and the log trimmed behind them.
+
+Every replica cuts for itself, because after a power loss its state is not believed and the log alone no longer reaches
+back to the beginning. The leader also publishes to the store that all nodes share, if there is one. The order is the safety:
+a cut is durable and read back here, then the log may offer it, then the log is trimmed up to it. A store that is down holds up
+neither cutting nor trimming: what it lacks, the peers have.
+
+    <data>/snapshots/<disk>/<group>/<term>-<index>-<id>.snapshot      ours: cut here, or installed here
+    <data>/snapshots/<disk>/<group>/incoming/                         fetched, and not yet accepted by the log
+
+The disk is that of the log: a snapshot says nothing to a log that forgot what the snapshot was of. What is fetched becomes ours
+in the moment in which the log accepts it, because it may be of an epoch that this log has not heard of (`catchup`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+import lmdb
+import msgpack
+
+from holdfast.cluster.config import Config
+from holdfast.cluster.groups import FIRST_PARTITION_GROUP
+from holdfast.cluster.partition.door import Partition
+from holdfast.cluster.partition.state import read_applied, read_schema
+from holdfast.cluster.peers.rpc import Refused, Rpc
+from holdfast.cluster.snapshotting.complaints import STORE_RETRY_S, STORE_RETRY_S_MAX, Complaints
+from holdfast.cluster.tasks import Tasks
+from holdfast.log.engine import Snapshot
+from holdfast.snapshots.catalog import Catalog
+from holdfast.snapshots.cut import cut_blocking, remove_drafts
+from holdfast.snapshots.errors import Cancelled, NewerVersion, SnapshotError
+from holdfast.snapshots.files import remove_quietly, sync_path
+from holdfast.snapshots.format import SUFFIX, Expected, Meta, SnapshotFile, parse_name, read_header, verify
+from holdfast.snapshots.opening import open_store
+from holdfast.snapshots.policy import (
+    Kept,
+    Policy,
+    Progress,
+    names_to_delete,
+    reason_to_cut,
+    trim_point,
+)
+from holdfast.snapshots.restore import restore_blocking
+from holdfast.snapshots.stores import Store
+from holdfast.snapshots.transfer import Offer, PeerSource
+from holdfast.snapshots.work import Throttle, Work, in_thread
+from holdfast.statemachine.levels import FIRST, schema_of
+from holdfast.statemachine.tables import SCHEMA
+
+logger = logging.getLogger(__name__)
+TICK_S: Final = 1.0
+CUTS_AT_A_TIME: Final = 1  # Each reads a whole state and writes it to the disk that the log syncs.
+UPLOADS_AT_A_TIME: Final = 2
+FETCHES_AT_A_TIME: Final = 2
+#: What a peer asked for a moment ago is not removed under its hands.
+SERVED_PIN_S: Final = 120.0
+
+
+def policy_of(config: Config, partitions: int) -> Policy:
+    """The bound of the log is for all groups of a node: each gets its share, and begins to hurry at half of it."""
+    share = max(config.log_bytes_max // (2 * max(partitions, 1)), 1 << 20)
+    return Policy(
+        entries_max=config.snapshot_entries,
+        bytes_max=min(config.snapshot_bytes, share // 2),
+        age_max_s=config.snapshot_age,
+        interval_min_s=config.snapshot_interval,
+        keep=config.snapshot_keep,
+        tail_entries=config.log_tail,
+        lag_entries_max=max(2 * config.snapshot_entries, config.log_tail),
+        log_bytes_max=share,
+    )
+
+
+class Snapshots:
+    """One per node. `restorer` is used before anything runs; `attach` gives a partition its keeper."""
+
+    def __init__(
+        self,
+        config: Config,
+        rpc: Rpc,
+        *,
+        disk: Callable[[], str],
+        identity: Callable[[], str],
+        connected: Callable[[], set[str]],
+        count: Callable[[], int],
+        leader: Callable[[int], str | None],
+        restored: Path | None = None,
+    ) -> None:
+        self.config = config
+        self._restored = restored
+        self.keepers: dict[int, Keeper] = {}  # by group
+        self.rpc = rpc
+        self.identity = identity
+        self.connected = connected
+        self.cuts = asyncio.Semaphore(CUTS_AT_A_TIME)
+        self.uploads = asyncio.Semaphore(UPLOADS_AT_A_TIME)
+        self.fetches = asyncio.Semaphore(FETCHES_AT_A_TIME)
+        self.throttle = Throttle(config.snapshot_rate_bytes)
+        self.bytes_served = 0
+        self.store_policy = Policy(retry_s=STORE_RETRY_S, retry_max_s=STORE_RETRY_S_MAX)
+        self.store_complaints = Complaints(f"the store of snapshots {config.snapshots}")
+        self.stopping = False
+        self._disk = disk
+        self._count = count
+        self._leader = leader
+        self._source = PeerSource(self._served_directory)
+        self._served: dict[tuple[int, str], float] = {}
+        self._store: Store | None = None
+        self._hasty_store: Store | None = None
+        self._store_lock = Lock()
+        self._tasks = Tasks()
+        rpc.serve("snapshot", self._serve)
+        rpc.serve("snapshot-create", self._serve_create)
+
+    # -- places ------------------------------------------------------------------------------------------------------
+
+    def directory(self, group: int) -> Path:
+        return self.config.data / "snapshots" / self._disk() / f"{group:010d}"
+
+    def incoming(self, group: int) -> Path:
+        return self.directory(group) / "incoming"
+
+    def restored(self, group: int) -> Path | None:
+        """Where the state is that the group began with in a cluster made from a backup, until it has a snapshot of its own."""
+        return self._restored / f"{group:010d}" if self._restored is not None else None
+
+    def expected(self, group: int) -> Expected:
+        return Expected(cluster=self.identity(), group=group, schema_max=SCHEMA)
+
+    def store(self) -> Store:
+        """Of all nodes. Blocks while boto3 is loaded: call it in a thread."""
+        with self._store_lock:
+            if self._store is None:
+                self._store = open_store(self.config.snapshots)
+            return self._store
+
+    def hasty_store(self) -> Store:
+        """The same one, for requests that somebody waits for. Blocks too."""
+        with self._store_lock:
+            if self._hasty_store is None:
+                self._hasty_store = open_store(self.config.snapshots, hasty=True)
+            return self._hasty_store
+
+    @property
+    def shared(self) -> bool:
+        return bool(self.config.snapshots)
+
+    def restorer(self, group: int) -> Callable[[Path], None]:
+        """Puts the newest sound snapshot of this disk into an empty directory. For `State.open`, before anything runs."""
+
+        def restore(path: Path) -> None:
+            restored = self.restored(group)
+            for file in (*listed(self.directory(group)), *(listed(restored) if restored is not None else ())):
+                try:
+                    header = restore_blocking(file, path, expected=Expected(group=group, schema_max=SCHEMA))
+                except NewerVersion:
+                    raise  # An older one would do, but not what was acknowledged since.
+                except SnapshotError as error:
+                    logger.error("a snapshot is passed over: %s", error)
+                else:
+                    logger.info("%s begins with the snapshot at entry %d", path, header.meta.index)
+                    return
+
+        return restore
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def attach(self, partition: Partition) -> Keeper:
+        assert partition.group.id not in self.keepers
+        keeper = self.keepers[partition.group.id] = Keeper(self, partition)
+        keeper.start()
+        return keeper
+
+    async def detach(self, group: int) -> None:
+        """The partition leaves this node. Its snapshots stay until they are deleted with the rest of it."""
+        keeper = self.keepers.pop(group, None)
+        if keeper is not None:
+            await keeper.stop()
+
+    async def watch_store(self) -> None:
+        """Say early what is wrong with the shared store, and when it is over. It keeps nobody from working.
+
+        Who leads nothing publishes nothing, and would never find out that the store works again.
+        """
+        if not self.shared:
+            return
+        await self._check_store()
+        while True:
+            await asyncio.sleep(TICK_S)
+            if self.store_complaints.failures and not self.store_complaints.holds_back(self.store_policy):
+                await self._check_store()
+
+    async def _check_store(self) -> None:
+        try:
+            await in_thread(lambda _: self.store().check())
+        except Exception as error:
+            self.store_complaints.failed(error)
+        else:
+            self.store_complaints.went_well()
+
+    def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that ends with this node's snapshots."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.keep(task)
+        return task
+
+    async def stop(self) -> None:
+        """When this returns no thread of ours reads a state or writes a file."""
+        self.stopping = True
+        keepers, tasks = list(self.keepers.values()), list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, *(keeper.stop() for keeper in keepers), return_exceptions=True)
+        self.keepers.clear()
+
+    # -- for operators -------------------------------------------------------------------------------------------------
+
+    async def create(self, number: int) -> dict[str, Any]:
+        """A snapshot of a partition as it is now, cut by whoever leads it, because that one publishes it."""
+        if not 0 <= number < self._count():
+            raise Refused("NotFound", f"there is no partition {number}")
+        group, leader = FIRST_PARTITION_GROUP + number, self._leader(number)
+        if leader is not None and leader != self.config.node:
+            answer: dict[str, Any] = await self.rpc.ask(leader, "snapshot-create", group)
+            return answer
+        return await self._create_here(group)
+
+    async def _create_here(self, group: int) -> dict[str, Any]:
+        keeper = self.keepers.get(group)
+        if keeper is None:
+            raise Refused("NotHosted", f"the partition is not on {self.config.node}")
+        try:
+            file = await keeper.create()
+        except (SnapshotError, OSError) as error:
+            raise Refused("SnapshotError", str(error)) from None
+        meta = file.header.meta
+        return {
+            "partition": keeper.partition.number,
+            "node": self.config.node,
+            "name": file.name,
+            "index": meta.index,
+            "term": meta.term,
+            "bytes": file.header.file_bytes,
+        }
+
+    async def _serve_create(self, peer: str, group: Any) -> dict[str, Any]:
+        return await self._create_here(group if isinstance(group, int) else -1)
+
+    async def stored(self) -> list[dict[str, Any]]:
+        """What the shared store lists of this cluster; nothing of it has been read."""
+
+        def look(_: Work) -> list[dict[str, Any]]:
+            store = self.store()
+            return [
+                {"partition": group - FIRST_PARTITION_GROUP, "name": found.name, "index": found.index, "term": found.term,
+                 "bytes": found.size}
+                for group in sorted(self.keepers)
+                for found in Catalog(store, cluster=self.identity(), group=group).list()
+            ]  # fmt: skip
+
+        return await in_thread(look)
+
+    # -- for peers -----------------------------------------------------------------------------------------------------
+
+    def _served_directory(self, group: int) -> Path | None:
+        return self.directory(group) if group in self.keepers else None
+
+    async def _serve(self, peer: str, question: Any) -> bytes:
+        answer = await self._source.answer(question if isinstance(question, bytes) else b"")
+        asked = msgpack.unpackb(question) if len(answer) > 256 else None
+        if asked is not None:  # It was understood, and answered with data.
+            self._served[asked[2], asked[3]] = time.monotonic()
+            self.bytes_served += len(answer)
+        return answer
+
+    def pinned(self, group: int) -> set[str]:
+        """What peers are fetching."""
+        since = time.monotonic() - SERVED_PIN_S
+        self._served = {what: at for what, at in self._served.items() if at >= since}
+        return {name for (its_group, name) in self._served if its_group == group}
+
+
+class Keeper:
+    """The snapshots of one partition on this node."""
+
+    def __init__(self, home: Snapshots, partition: Partition) -> None:
+        self.home = home
+        self.partition = partition
+        self.group = partition.group
+        self.directory = home.directory(partition.group.id)
+        self.policy = policy_of(home.config, partition.machine.partitions)
+        self.newest: SnapshotFile | None = None
+        self.published: str | None = None  # The name of the newest that we put into the shared store.
+        self.doing: str | None = None
+        self.done_bytes = self.total_bytes = 0
+        self.cuts = self.cut_bytes = self.published_bytes = self.fetched_bytes = self.installs = 0
+        self.cut_s = 0.0
+        name = f"partition {partition.number}"
+        self.cutting = Complaints(f"{name}: cutting a snapshot")
+        self.publishing = Complaints(f"{name}: publishing a snapshot to {home.config.snapshots}")
+        self.fetching = Complaints(f"{name}: fetching a snapshot")
+        self._began_at = time.monotonic()
+        self._cut_at = self._began_at
+        self._bytes_at_cut = partition.machine.bytes_applied
+        self._wishes: list[asyncio.Future[SnapshotFile]] = []
+        self._wake = asyncio.Event()
+        self._uploading: str | None = None
+        self._restored: Path | None = None  # What it began with is there: of another cluster, so no snapshot of ours.
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [asyncio.ensure_future(self._run())]
+        if self.home.shared:
+            self._tasks.append(asyncio.ensure_future(self._run_publishing()))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for wish in self._wishes:
+            wish.cancel()
+
+    def create(self) -> asyncio.Future[SnapshotFile]:
+        """Cut one now, whatever the policy says."""
+        wish: asyncio.Future[SnapshotFile] = asyncio.get_running_loop().create_future()
+        if self.partition.machine.applied[0] == 0:
+            wish.set_exception(SnapshotError(f"partition {self.partition.number} is empty here"))
+            return wish
+        self._wishes.append(wish)
+        self._wake.set()
+        return wish
+
+    # -- cutting -----------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        await self._find()
+        while True:
+            self._wake.clear()
+            try:
+                reason = "asked for" if self._wishes else self._reason()
+                if reason is not None:
+                    await self._cut(reason)
+                self._trim(at_least=max(self.policy.tail_entries // 8, 1))
+            except Exception as error:
+                self._refuse_wishes(error)
+                self.cutting.failed(error)
+            try:
+                async with asyncio.timeout(TICK_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def _find(self) -> None:
+        """What earlier lives of this node left. Read to its end before the log relies on it."""
+        group = self.group.id
+
+        def look(work: Work) -> SnapshotFile | None:
+            remove_drafts(self.directory)
+            # Killed before that, a process leaves names that a power loss takes, of snapshots and of directories.
+            sync_path(self.home.config.data, self.directory)
+            restored = self.home.restored(group)
+            self._restored = restored if restored is not None and listed(restored) else None
+            for path in listed(self.directory):
+                try:
+                    return verify(path, Expected(group=group, schema_max=SCHEMA), work)
+                except Cancelled:
+                    raise  # The node stops: that says nothing about the file.
+                except SnapshotError as error:
+                    logger.error("a snapshot is passed over: %s", error)
+            return None
+
+        try:
+            found = await in_thread(look)
+        except Exception as error:
+            self.cutting.failed(error)
+        else:
+            if found is not None:
+                self.accept(found, age_s=max(time.time() - found.header.created_ms / 1000, 0.0))
+
+    def _reason(self) -> str | None:
+        machine = self.partition.machine
+        if self._restored is not None and machine.applied[0] and not self.cutting.holds_back(self.policy):
+            return "it began with a state of another cluster"  # Which nobody else may be offered.
+        progress = Progress(
+            applied=machine.applied[0],
+            log_bytes=machine.bytes_applied - self._bytes_at_cut,
+            snapshot_index=self.newest.header.meta.index if self.newest is not None else 0,
+            snapshot_at=self._cut_at,
+            failures=self.cutting.failures,
+            failed_at=self.cutting.failed_at,
+        )
+        return reason_to_cut(self.policy, progress, time.monotonic())
+
+    async def _cut(self, reason: str) -> None:
+        machine, state, home = self.partition.machine, self.partition.state, self.home
+        newest = self.newest
+        if newest is not None and newest.header.meta.index == machine.applied[0]:
+            self._grant_wishes(newest, len(self._wishes))  # There is nothing that it lacks.
+            return
+        async with home.cuts:
+            asked = len(self._wishes)  # Whoever asks while the copy is made wants a later state than that.
+            epoch, members = self.group.status().epoch, self.group.status().members
+            bytes_applied, began = machine.bytes_applied, time.monotonic()
+
+            def describe(txn: lmdb.Transaction[bytes]) -> Meta:
+                index, term = read_applied(txn)
+                schema = read_schema(txn) or schema_of(FIRST)
+                return Meta(
+                    home.identity(),
+                    self.group.id,
+                    index,
+                    term,
+                    epoch,
+                    tuple(members),
+                    schema,
+                    home.config.node,
+                )
+
+            def cut(work: Work) -> SnapshotFile:
+                with state.lend(work.cancel) as env:
+                    file = cut_blocking(env, describe, self.directory, work)
+                return verify(file.path, home.expected(self.group.id))
+
+            state.make_room()
+            logger.debug("partition %d: cutting a snapshot: %s", self.partition.number, reason)
+            try:
+                with self.progress("cutting"):
+                    file = await in_thread(cut, progress=self.show)
+            except Cancelled:
+                return  # The state had to grow, or was replaced. It is tried again with the next tick.
+            took = time.monotonic() - began
+        if self.group.status().epoch != epoch:
+            await asyncio.to_thread(remove_quietly, file.path)  # Which of the two epochs it is of, nobody can say.
+            return
+        self.cutting.went_well()
+        self.cuts += 1
+        self.cut_bytes += file.header.file_bytes
+        self.cut_s = took
+        self._bytes_at_cut = bytes_applied
+        logger.info(
+            "partition %d: snapshot at entry %d, %d bytes, in %.1f s: %s",
+            self.partition.number, file.header.meta.index, file.header.file_bytes, took, reason,
+        )  # fmt: skip
+        self.accept(file)
+        self._grant_wishes(file, asked)
+        if self._wishes:
+            self._wake.set()
+        self._trim(at_least=1)
+        await asyncio.to_thread(self._prune)
+
+    def _grant_wishes(self, file: SnapshotFile, count: int) -> None:
+        wishes, self._wishes = self._wishes[:count], self._wishes[count:]
+        for wish in wishes:
+            if not wish.done():
+                wish.set_result(file)
+
+    def _refuse_wishes(self, error: Exception) -> None:
+        wishes, self._wishes = self._wishes, []
+        for wish in wishes:
+            if not wish.done():
+                wish.set_exception(error)
+
+    def accept(self, file: SnapshotFile, *, age_s: float = 0.0) -> None:
+        """`file` is ours, durable and sound: the log may offer it."""
+        meta = file.header.meta
+        if self.newest is not None and self.newest.header.meta.index >= meta.index:
+            return
+        self.newest = file
+        self._cut_at = time.monotonic() - age_s
+        self.offer()
+        if self._restored is not None:
+            restored, self._restored = self._restored, None
+            self.home.run(asyncio.to_thread(shutil.rmtree, restored, ignore_errors=True))
+
+    def offer(self) -> None:
+        """Tell the log what to offer to followers that fell behind it."""
+        assert self.newest is not None
+        header = self.newest.header
+        offer = Offer(header.name, header.file_bytes, stored=header.name == self.published)
+        self.partition.machine.newest = Snapshot(header.meta.index, header.meta.term, offer.encode())
+
+    # -- what is let go ------------------------------------------------------------------------------------------------
+
+    def _trim(self, *, at_least: int) -> None:
+        """The log forgets what a durable snapshot has, but for a tail that saves others a snapshot."""
+        newest = self.newest
+        if newest is None:
+            return
+        machine, status = self.partition.machine, self.group.status()
+        entry_bytes = machine.bytes_applied / max(machine.entries_applied, 1)
+        connected = self.home.connected() if status.match else set()
+        point = trim_point(
+            self.policy,
+            durable_index=newest.header.meta.index,
+            applied=status.applied,
+            base=status.base,
+            log_bytes=int((status.last - status.base) * entry_bytes),
+            connected_matches=[match for peer, match in status.match.items() if peer in connected],
+        )
+        if point is not None and point - status.base >= at_least:
+            self.group.trim(point)
+
+    def _prune(self) -> None:
+        pinned = self.home.pinned(self.group.id)
+        if self._uploading is not None:
+            pinned.add(self._uploading)
+        kept = []
+        for path in listed(self.directory):
+            numbers = parse_name(path.name)
+            assert numbers is not None, "only snapshots are listed"
+            kept.append(Kept(path.name, *numbers, _is_sound(path)))
+        for name in names_to_delete(self.policy, kept, pinned=pinned):
+            remove_quietly(self.directory / name)
+
+    # -- publishing ----------------------------------------------------------------------------------------------------
+
+    async def _run_publishing(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            file = self.newest
+            if not self.group.is_leader:
+                self.publishing.drop()  # Whoever leads does it.
+                continue
+            if file is None or file.name == self.published:
+                continue
+            if self.publishing.holds_back(self.policy):
+                continue
+            try:
+                await self._publish(file)
+            except Exception as error:
+                self.publishing.failed(error)
+
+    async def _publish(self, file: SnapshotFile) -> None:
+        home = self.home
+
+        def publish(work: Work) -> None:
+            catalog = Catalog(home.store(), cluster=home.identity(), group=self.group.id, schema_max=SCHEMA)
+            catalog.publish(file, work)
+            catalog.prune(self.policy)
+
+        async with home.uploads:
+            self._uploading = file.name
+            try:
+                with self.progress("publishing"):
+                    await in_thread(publish, progress=self.show)
+            finally:
+                self._uploading = None
+        self.publishing.went_well()
+        home.store_complaints.went_well()
+        self.published = file.name
+        self.published_bytes += file.header.file_bytes
+        self.offer()
+
+    # -- for people ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def progress(self, doing: str) -> Iterator[None]:
+        self.doing, self.done_bytes, self.total_bytes = doing, 0, 0
+        try:
+            yield
+        finally:
+            self.doing = None
+
+    def show(self, done: int, total: int) -> None:
+        self.done_bytes, self.total_bytes = done, total
+
+    @property
+    def age_s(self) -> float:
+        """Of the newest snapshot; without one, how long we have been waiting for it."""
+        return time.monotonic() - self._cut_at
+
+
+def listed(directory: Path) -> list[Path]:
+    """Files with a snapshot's name, newest first. Nothing of them has been read."""
+    names = [(parse_name(path.name), path) for path in directory.glob(f"*{SUFFIX}")]
+    return [path for numbers, path in sorted((n, p) for n, p in names if n is not None)][::-1]
+
+
+def _is_sound(path: Path) -> bool:
+    try:
+        read_header(path)
+    except (SnapshotError, OSError):
+        return False
+    return True

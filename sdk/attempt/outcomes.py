@@ -1,0 +1,184 @@
+"""The delivery of outcomes to the code: one at a time, in log order, live and in replay.
+
+- The code settles between two outcomes. So "which was first?" has the same answer in every attempt, also for plain
+  `asyncio.wait`.
+- An outcome is held back until the code has asked for every step that was journaled before it.
+- A result that was made here (a RUN) takes its place in that order when its step is acknowledged: an `await` returns
+  after the step is durable. Only a step that may run ahead (an option) is used before that, if nothing else can
+  complete; the acknowledgement is then waited for by the next effect.
+
+A cancellation is an outcome too: exactly one operation notices it, and the same one in every attempt.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final, Protocol
+
+from holdfast.sdk import timers
+from holdfast.sdk.attempt.claims import Claims, bytes_in
+from holdfast.sdk.attempt.operation import PENDING, Event, Operation, is_cancellation
+from holdfast.sdk.attempt.tasks import QUIET_TURNS
+from holdfast.sdk.errors import from_failure
+from holdfast.sdk.journal import AWAITED, CANCELLED, Op, Outcome
+from holdfast.sdk.replay import Recorded
+
+#: Operations that fail as cancelled only if this invocation was cancelled. A call may fail because its callee was.
+_ONLY_OURS: Final = frozenset({Op.SLEEP, Op.PROMISE, Op.AWAKEABLE})
+
+
+class Interruptible(Protocol):
+    """A run whose function can be interrupted."""
+
+    def interrupt(self) -> None: ...
+
+
+class Outcomes(Claims):
+    """Outcomes on their way to the code, and cancellations that it has not noticed yet."""
+
+    unsettled: int  # Operations that are not delivered yet: those in `open`, and runs that have not begun.
+    delivered: int
+    settling: bool
+    quiet: int
+    seen: int
+    pumping: bool
+    last: int  # The last step that the code passed.
+    open: dict[int, Operation[Any]]  # Operations whose outcome is still to come, by index.
+    events: deque[Event]
+    unacked: deque[Event]  # Results made here. Their acks will tell their place.
+    cancelled: bool  # A cancellation that the code has not noticed yet.
+    cancelled_after: dict[int, int]  # Steps at which every attempt notices a cancellation, and since which order.
+    interruptible: dict[Interruptible, None]  # Runs whose function a cancellation interrupts.
+
+    __slots__ = tuple(__annotations__)
+
+    def _walked(self) -> None:
+        if self.events:
+            self.pump_soon()
+
+    # -- delivery
+
+    def want(self, operation: Operation[Any]) -> None:
+        """The code is about to wait for this operation. Deliver its outcome at once if that is possible."""
+        self.activity += 1
+        events = self.events
+        if not events:
+            return
+        if self.settling or len(self.tasks) > 1:
+            self.pump_soon()
+            return
+        # There is one task, and it is here: no other task can observe in how many turns outcomes arrive.
+        while events and self._may_deliver(events[0]):
+            if self._is_firing(events[0]):
+                self.pump_soon()  # It may cancel the task that is here, which has to wait for that.
+                return
+            if self._deliver(events.popleft()) is operation:
+                return
+
+    def _may_deliver(self, event: Event) -> bool:
+        """Whether the code has asked for every step that was journaled before this outcome."""
+        low = self.low
+        if low >= len(self.steps):
+            return True
+        return event.order is not None and self.steps[low].made > event.order
+
+    def _deliver(self, event: Event) -> Operation[Any] | None:
+        operation = event.operation or self.open.pop(event.index, None)
+        if operation is None or operation.state != PENDING:  # It was abandoned meanwhile.
+            return None
+        self.delivered += 1
+        self.unsettled -= 1
+        self.touched = True
+        operation.sequence = self.delivered
+        self._overlooked(event, operation)
+        # Tasks that have not begun yet may be about to wait for it: they too must find it before the next one.
+        if operation.settle(event.outcome) or len(self.tasks) > 1:
+            self.settling = True
+            self.quiet = 0
+            self.seen = self.activity
+            self.loop.call_soon(self._settle)
+        return operation
+
+    def pump_soon(self) -> None:
+        if not self.pumping:
+            self.pumping = True
+            self.loop.call_soon(self.pump)
+
+    def pump(self) -> None:
+        """Deliver the next outcome, unless the code still reacts to the last one."""
+        self.pumping = False
+        while self.events and not self.settling and not self.ended and self._may_deliver(self.events[0]):
+            self._deliver(self.events.popleft())
+
+    def _settle(self) -> None:
+        if self.activity != self.seen:
+            self.seen = self.activity
+            self.quiet = 0
+        self.quiet += 1
+        if len(self.tasks) <= 1 or self.quiet > QUIET_TURNS:
+            self.settling = False
+            self.pump()
+        else:
+            self.loop.call_soon(self._settle)
+
+    def _is_firing(self, event: Event) -> bool:
+        operation = event.operation or self.open.get(event.index)
+        return operation is not None and operation.code == Op.VALUE
+
+    def on_completion(self, index: int, order: int, outcome: Outcome) -> None:
+        if self.cancelled and is_cancellation(outcome):
+            # CANCELLED crossed a step of ours, and the node let that step notice it. Once is enough: what the code does
+            # about it must not be cancelled too.
+            self.cancelled = False
+        self._grow(bytes_in(outcome))
+        self.events.append(Event(order, index, outcome))
+        self.touched = True
+        self.pump()
+
+    def is_alone(self) -> bool:
+        """Whether nothing else can complete and no other task can observe the order: a result may then run ahead."""
+        return len(self.tasks) == 1 and not self.open and not self.events and not self.keys and not self.unacked
+
+    def result_sent(self, operation: Operation[Any], outcome: Outcome, *, ahead: bool) -> None:
+        """The outcome of a RUN was sent with its step. Deliver it in its place, which the ack tells.
+
+        `ahead`: the code may use it before the ack, unless something else could complete first.
+        """
+        event = Event(None, operation.index, outcome, operation)
+        if not ahead or self.unacked or (self.is_live and (self.open or self.keys)):
+            self.unacked.append(event)
+        else:
+            self.events.append(event)
+            self.pump_soon()
+
+    # -- cancellation
+
+    def passes(self, index: int) -> None:
+        """The code takes the outcome of a step and goes on. Raises if a cancellation was noticed here."""
+        self.last = index
+        if index in self.cancelled_after:
+            self.cancelled = False
+            raise from_failure(CANCELLED)
+
+    def _overlooked(self, event: Event, operation: Operation[Any]) -> None:
+        """If a cancellation failed a step that no task waits for, such as the loser of a race, the next step notices it."""
+        if operation.code in _ONLY_OURS and not operation.is_awaited() and is_cancellation(event.outcome):
+            noticed = max(self.cancelled_after.values(), default=0)
+            self.cancelled = event.order is None or event.order > noticed
+
+    def take_cancellation(self) -> bool:
+        """Whether the next RUN must fail instead of running. Returns True once per cancellation."""
+        found, self.cancelled = self.cancelled, False
+        return found
+
+    def on_cancelled(self) -> None:
+        self.cancelled = True
+        for run in list(self.interruptible):
+            run.interrupt()
+
+
+def is_delivered(step: Recorded) -> bool:
+    """Whether the outcome of a step is delivered in its turn, instead of being returned by the call that made the step."""
+    if step.op in (Op.GET, Op.KEYS):
+        return step.done != step.made  # Eager state had the value when the code asked for it.
+    return step.op == Op.RUN or step.op in AWAITED or (step.op == Op.VALUE and step.argument == [timers.NAME])

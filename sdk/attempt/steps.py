@@ -1,0 +1,163 @@
+"""What a context asks of its attempt: to journal a step, or to find it in the journal.
+
+The plain timers of the code are steps as well. A timer decides once: that it fired is in the journal (`timers`).
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from holdfast.sdk import replay, timers
+from holdfast.sdk.attempt.operation import ABANDONED, Event, Operation
+from holdfast.sdk.attempt.outcomes import is_delivered
+from holdfast.sdk.attempt.suspension import Suspension
+from holdfast.sdk.errors import AttemptEnded
+from holdfast.sdk.frames import Abandon
+from holdfast.sdk.journal import Op, Success
+
+T = TypeVar("T")
+
+#: How often, and for how long each time, a plain timer that is due waits for the code to ask for the rest of its journal.
+#: Only journals of an SDK that did not record timers have steps that a timer must lead to.
+REPLAY_LOOKS: Final = 20
+REPLAY_LOOK_S: Final = 0.05
+
+#: Operations that the node completes as cancelled while a cancellation is pending.
+_NOTICES_CANCELLATION: Final = frozenset({Op.SLEEP, Op.CALL, Op.PROMISE, Op.AWAKEABLE, Op.ATTACH})
+
+
+class Steps(Suspension):
+    """The steps that contexts and plain timers make."""
+
+    __slots__ = ()
+
+    def note(self, code: int, key: str, argument: list[Any]) -> tuple[int, bool]:
+        """Journal a step that the code does not wait for (SET, SEND, ...), unless it is there. Its index; whether it is new."""
+        index = self.find(key, code, argument)
+        if index >= 0:
+            self.passes(index)
+            return index, False
+        self.check_room(key)
+        self.check_new(code, argument, key, others=self.unsettled)
+        self.last = self.journal(code, key, argument, None)
+        return self.last, True
+
+    def awaited(self, code: int, key: str, argument: list[Any], load: Callable[[bytes], T]) -> Operation[T]:
+        """Journal a step whose outcome comes from the node."""
+        operation: Operation[T] = Operation(self, code, key, load)
+        self.open_step(operation, argument)
+        return operation
+
+    def open_step(self, operation: Operation[Any], argument: list[Any]) -> None:
+        code, key = operation.code, operation.key
+        index = self.find(key, code, argument)
+        if index >= 0:
+            self.replay_step(operation, index)
+            return
+        self.check_room(key)
+        self.check_new(code, argument, key, others=self.unsettled)
+        operation.index = self.journal(code, key, argument, None)
+        self.open[operation.index] = operation
+        self.unsettled += 1
+        if code in _NOTICES_CANCELLATION:
+            self.cancelled = False
+
+    def replay_step(self, operation: Operation[Any], index: int) -> None:
+        """An earlier attempt journaled `operation` as step `index`."""
+        step = self.steps[index]
+        operation.index = index
+        if step.abandoned:
+            operation.state = ABANDONED
+        elif step.outcome is not None and not is_delivered(step):
+            self.delivered += 1
+            operation.sequence = self.delivered
+            operation.settle(step.outcome)
+        else:
+            self.open[index] = operation
+            self.unsettled += 1
+            if self.events:
+                self.pump_soon()
+
+    def given(self, code: int, key: str, argument: list[Any], draw: Callable[[], bytes]) -> bytes:
+        """A step whose value is drawn here when it is new (VALUE). Returns the value."""
+        index = self.find(key, code, argument)
+        if index < 0:
+            self.check_room(key)
+            self.check_new(code, argument, key, others=self.unsettled)
+            drawn = draw()
+            self.last = self.journal(code, key, argument, Success(drawn))
+            return drawn
+        self.passes(index)
+        outcome = self.steps[index].outcome
+        if not isinstance(outcome, Success):
+            self.fail_nondeterministic(index, replay.describe(code, argument, key))
+            raise AttemptEnded
+        return outcome.payload
+
+    def abandon(self, operation: Operation[Any]) -> None:
+        """The code stopped waiting for this operation."""
+        if operation.index >= 0:
+            self.open.pop(operation.index, None)
+            self.send(Abandon(self.id, self.epoch, operation.index))
+
+    def on_retry(self, index: int) -> None:
+        operation = self.open.get(index)
+        if operation is not None:
+            self.touched = True
+            operation.retry()
+
+    # -- plain timers of the code
+
+    def plain_timer(self, timer: timers.PlainTimer, delay: float) -> None:
+        """The code asked the loop for a timer. If the timer fired in an earlier attempt, it fires in its turn."""
+        key = self.next_key(timers.NAME)
+        index = self.find(key, Op.VALUE, [timers.NAME])
+        if index >= 0:
+            operation = self._firing(timer, key, index)
+            self.open[index] = operation
+            if self.events:
+                self.pump_soon()
+            return
+        self.timers.add(timer)
+        timer.forget = self.timers.discard
+        # Soon and in no scope, so that it is the loop's own: this runs in a task of the code.
+        self.loop.call_soon(self._arm_timer, timer, key, delay, context=contextvars.Context())
+
+    def _arm_timer(self, timer: timers.PlainTimer, key: str, delay: float) -> None:
+        if timer in self.timers:
+            timer.armed = self.loop.call_later(delay, self._timer_due, timer, key, -1, REPLAY_LOOKS)
+
+    def _firing(self, timer: timers.PlainTimer, key: str, index: int) -> Operation[None]:
+        """The step that says that the timer fired, on its way to the code."""
+        operation: Operation[None] = Operation(self, Op.VALUE, key, lambda _: None)
+        operation.index = index
+        self.unsettled += 1
+
+        def fire() -> None:
+            self.time_floor = max(self.time_floor, timer.when())
+            timer.fire()
+
+        operation.listen(fire)
+        return operation
+
+    def _timer_due(self, timer: timers.PlainTimer, key: str, seen: int, looks: int) -> None:
+        if self.ended or timer not in self.timers:
+            return
+        if self.keys:
+            # An earlier attempt came further before this timer fired, if it did at all: let the code walk there first.
+            looks = looks - 1 if self.activity == seen else REPLAY_LOOKS
+            if looks:
+                timer.armed = self.loop.call_later(
+                    REPLAY_LOOK_S, self._timer_due, timer, key, self.activity, looks
+                )  # fmt: skip
+            else:
+                self.time_floor = max(self.time_floor, timer.when())
+                timer.fire()
+            return
+        fired = Success(b"")
+        index = self.journal(Op.VALUE, key, [timers.NAME], fired)
+        self.unacked.append(Event(None, index, fired, self._firing(timer, key, index)))
+        if not self.is_live:
+            self.check_soon()

@@ -1,0 +1,88 @@
+"""A loop that hangs is told from one that lives, from outside of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from holdfast.cluster.config import Endpoint
+from holdfast.cluster.observe import watchdog
+from holdfast.cluster.observe.watchdog import Watchdog
+from tests.cluster.harness import eventually
+
+
+def probe(port: int) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as response:
+            return response.status, json.loads(response.read())["message"]
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())["message"]
+
+
+async def test_a_hung_loop_is_reported_with_its_place_and_a_probe_is_answered_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watchdog, "BLOCKED_S", 0.2)
+    monkeypatch.setattr(watchdog, "HUNG_S", 0.3)
+    caplog.set_level(logging.WARNING)
+    it = Watchdog(Endpoint("127.0.0.1", 0))
+    it.start()
+    seen: list[tuple[int, str]] = []
+    released = threading.Event()
+
+    def ask() -> None:
+        """From outside of the loop, until it is seen to hang."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and (not seen or seen[-1][0] != 503):
+            seen.append(probe(port))
+        released.set()
+
+    def hold_up_the_loop() -> None:
+        released.wait(30)
+
+    port = it.port
+    asking = threading.Thread(target=ask)
+    asking.start()
+    hold_up_the_loop()
+    asking.join()
+
+    status, text = seen[-1]
+    assert status == 503 and "the loop has not run for" in text
+    await eventually(lambda: "the loop runs again" in caplog.text, "the end of it in the log")
+    assert "in hold_up_the_loop" in caplog.text, "the stack says who held it up"
+    assert it.blocked == 1 and it.blocked_s > 0.2 and it.lag_s_max > 0.2
+    assert (await asyncio.to_thread(probe, port))[0] == 200
+    await it.stop()
+
+
+async def test_a_loop_that_runs_is_said_to_run_and_a_stopped_watchdog_answers_nobody() -> None:
+    it = Watchdog(Endpoint("127.0.0.1", 0))
+    it.start()
+    port = it.port
+
+    status, text = await asyncio.to_thread(probe, port)
+
+    assert status == 200 and text.startswith("the loop runs")
+    await it.stop()
+    with pytest.raises(OSError):
+        await asyncio.to_thread(probe, port)
+
+
+def test_the_thread_ends_with_the_loop_that_it_watches() -> None:
+    before = set(threading.enumerate())
+
+    async def start() -> None:
+        Watchdog().start()
+
+    asyncio.run(start())
+
+    [thread] = [each for each in threading.enumerate() if each not in before and each.name == "watchdog"]
+    thread.join(60)
+    assert not thread.is_alive()

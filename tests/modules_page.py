@@ -1,0 +1,52 @@
+"""docs/modules.md: one line per module, from the first sentence of its docstring.
+
+`python -m tests.modules_page` writes it; tests/test_structure.py says when it is stale.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+PAGE: Final = ROOT / "docs" / "modules.md"
+ROOMS: Final = ("sdk", "statemachine", "log", "snapshots", "cluster", "cli", "console", "chaos")
+HEAD: Final = """\
+# Modules
+
+Which file to open, room by room. [ARCHITECTURE.md](../ARCHITECTURE.md) says what each room promises. This page is generated
+from the first sentence of each module's docstring: `make modules`.
+"""
+
+
+def first_sentence(source: str) -> str:
+    paragraph = (ast.get_docstring(ast.parse(source)) or "").split("\n\n")[0]
+    text = " ".join(paragraph.split())
+    return re.split(r"(?<=[.?!]) (?=[A-Z`])", text, maxsplit=1)[0]
+
+
+def rows(folder: Path) -> Iterator[str]:
+    """The modules of a folder, then the packages below it, each under its own heading."""
+    for path in sorted(folder.glob("*.py")):
+        if path.name != "__init__.py":
+            yield f"- `{path.name}`: {first_sentence(path.read_text(encoding='utf-8'))}"
+    for package in sorted(path.parent for path in folder.glob("*/__init__.py")):
+        about = first_sentence((package / "__init__.py").read_text(encoding="utf-8"))
+        yield f"\n### {package.relative_to(ROOT).as_posix()}/\n\n{about}\n"
+        yield from rows(package)
+
+
+def page() -> str:
+    parts = [HEAD]
+    for room in ROOMS:
+        about = first_sentence((ROOT / room / "__init__.py").read_text(encoding="utf-8"))
+        parts.append(f"\n## {room}/\n\n{about}\n")
+        parts += [*rows(ROOT / room)]
+    return "\n".join(parts).replace("\n\n\n", "\n\n") + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
