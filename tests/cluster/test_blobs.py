@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import aiohttp
@@ -38,8 +38,8 @@ from tests.cluster.test_snapshots import snapshot
 from tests.cluster.test_three_nodes import Three, three
 
 MIB = 1 << 20
-LARGE = os.urandom(MIB)
-OTHER = os.urandom(CHUNK_BYTES + 77)
+LARGE = Random(1).randbytes(MIB)
+OTHER = Random(2).randbytes(CHUNK_BYTES + 77)
 
 
 class MovedClock(Clock):
@@ -110,7 +110,7 @@ async def twice(handled: Handled) -> None:
 
 async def test_a_body_of_32_mib_and_a_step_of_20_reach_handlers_and_clients_and_are_replayed(tmp_path: Path) -> None:
     """With the SDK, over HTTP. The attempt is lost behind its step, so the next one gets all of it from the journal."""
-    body = os.urandom(32 * MIB)
+    body = Random(3).randbytes(32 * MIB)
     made = body[: 20 * MIB]
     service = Service("large")
     seen: list[tuple[int, bool, bool]] = []
@@ -342,7 +342,7 @@ def equal_everywhere(cluster: Three) -> bool:
 
 async def test_a_leader_that_dies_in_the_middle_of_staging_costs_the_client_nothing(tmp_path: Path) -> None:
     """Pieces that were applied stay; the next leader takes the rest. A wiped node gets all of it from a snapshot."""
-    body = os.urandom(6 * MIB)
+    body = Random(4).randbytes(6 * MIB)
     settings = {"body_bytes_max": 8 * MIB, "log_tail": 0}
     async with three(tmp_path, {"echo:object/twice:exclusive": twice}, partitions=1, **settings) as cluster:
         await cluster.led()
