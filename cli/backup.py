@@ -223,7 +223,7 @@ def delete(id_: str, place: str, as_json: bool) -> None:
 
 @click.command()
 @_from_option
-@click.option("--backup", "id_", metavar="ID", help="Which one; the newest if not given.")
+@click.option("--backup", "id_", metavar="ID", help="Which backup; the newest if omitted.")
 @click.option(
     "--config",
     "file",

@@ -25,8 +25,17 @@ def request_options(command: Function) -> Function:
             click.argument("target"),
             click.argument("body", default=""),
             click.option("--key", help="The key, if it has slashes: TARGET is then service/handler."),
-            click.option("--idempotency-key", help="A second request with the same one finds the first."),
-            click.option("--header", "-H", "headers", multiple=True, metavar="NAME:VALUE", help="For the handler."),
+            click.option(
+                "--idempotency-key", help="Idempotency key: repeated requests with the same key are one invocation."
+            ),
+            click.option(
+                "--header",
+                "-H",
+                "headers",
+                multiple=True,
+                metavar="NAME:VALUE",
+                help="A header for the handler; may be repeated.",
+            ),
         )
     ):
         command = option(command)
@@ -116,7 +125,7 @@ def _shown(body: bytes) -> Any:
     help=f"Send a request without waiting: it is accepted, and runs whatever happens here.\n\n{_TARGET_HELP}"
 )
 @request_options
-@click.option("--delay", metavar="DURATION", help="Not before: 10s, 1h30m, P1D.")
+@click.option("--delay", metavar="DURATION", help="Start the invocation after this delay: 10s, 1h30m, P1D.")
 @ingress_option
 @json_option
 def send(
@@ -173,7 +182,7 @@ def get_state(service: str, key: str, name: str | None, admin_url: str, as_json:
 @click.argument("key")
 @click.argument("values", nargs=-1, metavar="[NAME=JSON]...")
 @click.option("--remove", "-r", multiple=True, metavar="NAME", help="Remove this name; may be repeated.")
-@click.option("--replace", is_flag=True, help="Remove whatever is not given.")
+@click.option("--replace", is_flag=True, help="Remove all names that are not given.")
 @admin_option
 @json_option
 def set_state(

@@ -120,7 +120,7 @@ def _drain(node: str, action: str, parameters: dict[str, str], admin_url: str, a
 @cluster.command()
 @click.argument("node")
 @click.argument("address", metavar="HOST:PORT")
-@click.option("--zone", help="Where it stands; the node tells itself when it starts.")
+@click.option("--zone", help="Address of the node. The node announces it when it starts.")
 @admin_option
 @json_option
 def add(node: str, address: str, zone: str | None, admin_url: str, as_json: bool) -> None:
@@ -137,7 +137,7 @@ def add(node: str, address: str, zone: str | None, admin_url: str, as_json: bool
 
 @cluster.command()
 @click.argument("node")
-@click.option("--force", is_flag=True, help="Even if too few nodes are left for all replicas.")
+@click.option("--force", is_flag=True, help="Remove even if too few nodes are left for all replicas.")
 @admin_option
 @json_option
 def remove(node: str, force: bool, admin_url: str, as_json: bool) -> None:
@@ -155,7 +155,7 @@ def remove(node: str, force: bool, admin_url: str, as_json: bool) -> None:
 
 @cluster.command()
 @click.argument("partition", type=click.IntRange(0, 999_999))
-@click.option("--to", metavar="NODE", help="Any other replica if not given.")
+@click.option("--to", metavar="NODE", help="The node that is to lead; any other replica if omitted.")
 @admin_option
 @json_option
 def transfer(partition: int, to: str | None, admin_url: str, as_json: bool) -> None:

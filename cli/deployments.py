@@ -19,9 +19,13 @@ def deployments() -> None:
 
 @deployments.command()
 @click.argument("uri")
-@click.option("--force", is_flag=True, help="Even if it breaks callers, or changes a deployment in place.")
+@click.option("--force", is_flag=True, help="Register even if it breaks callers or changes a deployment in place.")
 @click.option(
-    "--metadata", "-m", multiple=True, metavar="NAME=VALUE", help="Kept with the deployment; may be repeated."
+    "--metadata",
+    "-m",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Metadata to keep with the deployment; may be repeated.",
 )
 @admin_option
 @json_option
@@ -149,7 +153,9 @@ def describe(id_: str, admin_url: str, as_json: bool) -> None:
 @deployments.command()
 @click.argument("id_", metavar="ID")
 @click.option(
-    "--force", is_flag=True, help="Even if invocations run on it: they pause until they are resumed elsewhere."
+    "--force",
+    is_flag=True,
+    help="Remove even if invocations run on it. They pause until they are resumed on another deployment.",
 )
 @admin_option
 @json_option

@@ -30,11 +30,11 @@ def filters(command: Function) -> Function:
             click.option("--handler", help="Of this handler."),
             click.option("--key", help="Of this key of a virtual object or workflow."),
             click.option("--deployment", help="Pinned to this deployment."),
-            click.option("--older-than", metavar="DURATION", help="Begun longer ago: 10m, 2h, 1d."),
+            click.option("--older-than", metavar="DURATION", help="Created longer ago than: 10m, 2h, 1d."),
             click.option("--outcome", help="Completed, with one or more: succeeded, failed, cancelled, killed."),
-            click.option("--since", metavar="TIME", help="Begun then or later: 2h (ago), 2026-11-18T04:00:00Z."),
-            click.option("--until", metavar="TIME", help="Begun before: 2h (ago), 2026-11-18T04:00:00Z."),
-            click.option("--idempotency-key", help="Begun with this Idempotency-Key."),
+            click.option("--since", metavar="TIME", help="Created at or after: 2h (ago), 2026-11-18T04:00:00Z."),
+            click.option("--until", metavar="TIME", help="Created before: 2h (ago), 2026-11-18T04:00:00Z."),
+            click.option("--idempotency-key", help="Created with this Idempotency-Key."),
         )
     ):
         command = option(command)
@@ -223,7 +223,7 @@ def _action(name: str, text: str, *options: Callable[[Any], Any]) -> None:
     """One action, on the ids given, or on all that the filters choose."""
 
     @filters
-    @click.option("--yes", "-y", is_flag=True, help="Do not ask before acting on all that match.")
+    @click.option("--yes", "-y", is_flag=True, help="Skip the confirmation before acting on all matches.")
     @click.option(
         "--limit", default=1000, show_default=True, type=click.IntRange(1, 100_000), help="At most this many."
     )
@@ -292,7 +292,9 @@ def _on_all(
         click.echo(f"There may be more than these {limit}: run it again.")
 
 
-_to = click.option("--to", metavar="DEPLOYMENT", help="Go on at this deployment; `newest` is where new ones go.")
+_to = click.option(
+    "--to", metavar="DEPLOYMENT", help="Continue on this deployment; `newest` is the one that gets new invocations."
+)
 _step = click.option("--step", type=click.IntRange(0), help="Keep the steps before this one; 0 keeps only the input.")
 
 _action(

@@ -41,7 +41,7 @@ class _Removed(Failed):
     "--data",
     show_default=".holdfast",
     type=click.Path(path_type=Path),
-    help="Directory of the log and the state, kept over restarts.",
+    help="Data directory, kept across restarts.",
 )
 @click.option(
     "--partitions", show_default="4", type=click.IntRange(1, 1024), help="Number of partitions of a new data directory."

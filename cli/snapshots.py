@@ -20,7 +20,9 @@ def snapshot() -> None:
 
 
 @snapshot.command("list")
-@click.option("--stored", is_flag=True, help="What the shared store lists, instead of the newest on the node.")
+@click.option(
+    "--stored", is_flag=True, help="List the snapshots in the shared store instead of the newest on the node."
+)
 @admin_option
 @json_option
 def list_snapshots(stored: bool, admin_url: str, as_json: bool) -> None:

@@ -15,16 +15,20 @@ from holdfast.cluster.handlers.invoker import Invoker
 
 def of_handlers(invoker: Invoker) -> Iterator[Metric]:
     label = ["deployment"]
-    running = GaugeMetricFamily("holdfast_endpoint_attempts_running", "Attempts at an endpoint now.", labels=label)
-    waiting = GaugeMetricFamily("holdfast_endpoint_attempts_waiting", "Attempts waiting for its turn.", labels=label)
+    running = GaugeMetricFamily(
+        "holdfast_endpoint_attempts_running", "Attempts that run at the endpoint.", labels=label
+    )
+    waiting = GaugeMetricFamily(
+        "holdfast_endpoint_attempts_waiting", "Attempts that wait for room at the endpoint.", labels=label
+    )
     failures = GaugeMetricFamily(
         "holdfast_endpoint_failures_in_a_row",
-        "0: the endpoint is well; else it could not be reached.",
+        "Consecutive failures to reach the endpoint; 0 if it can be reached.",
         labels=label,
     )
     blocked = CounterMetricFamily(
         "holdfast_endpoint_blocked_seconds",
-        "Time in which the event loop of an endpoint did not run.",
+        "Time that handlers blocked the event loop of the endpoint.",
         labels=label,
     )
     for name, endpoint in invoker.endpoints.items():
@@ -35,5 +39,7 @@ def of_handlers(invoker: Invoker) -> Iterator[Metric]:
     yield from (running, waiting, failures, blocked)
     yield CounterMetricFamily("holdfast_invoker_frames_in", "Frames received from endpoints.", invoker.frames_in)
     yield GaugeMetricFamily(
-        "holdfast_blobs_staging_bytes", "Of large values of handlers that no log has yet.", invoker.staging_bytes
+        "holdfast_blobs_staging_bytes",
+        "Bytes of large values from handlers that are not in a log yet.",
+        invoker.staging_bytes,
     )

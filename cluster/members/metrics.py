@@ -16,7 +16,7 @@ from holdfast.statemachine.members import REMOVED, Membership
 
 def of_members(membership: Membership, handover: Handover) -> Iterator[Metric]:
     full = GaugeMetricFamily(
-        "holdfast_disk_full", "1 for a node without room for more, as this node knows it.", labels=["node"]
+        "holdfast_disk_full", "1 if the node's disk is full, as far as this node knows.", labels=["node"]
     )
     for name, member in sorted(membership.nodes.items()):
         if member.state != REMOVED:
@@ -24,6 +24,6 @@ def of_members(membership: Membership, handover: Handover) -> Iterator[Metric]:
     yield full
     yield CounterMetricFamily(
         "holdfast_handovers_hurried",
-        "Partitions given up before all their attempts had ended a step: such a step runs again elsewhere.",
+        "Partitions handed over before every attempt had finished its step. Unfinished steps run again elsewhere.",
         handover.hurried,
     )

@@ -54,7 +54,7 @@ def of_node(config: Config, dog: Watchdog) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "holdfast_disk_free_bytes",
-        "Bytes that are free on the file system of the data directory.",
+        "Free bytes on the file system of the data directory.",
         shutil.disk_usage(config.data).free,
     )
     yield GaugeMetricFamily("holdfast_loop_lag_seconds", "Delay of the last timer of the event loop.", dog.lag_s)
@@ -76,13 +76,21 @@ def of_log(log: LogNode) -> Iterator[Metric]:
     yield CounterMetricFamily("holdfast_log_turns", "Turns of the node's loop that stepped the log.", counters.turns)
     yield CounterMetricFamily("holdfast_log_commits", "Durable transactions (fsyncs) of the log.", counters.commits)
     yield CounterMetricFamily(
-        "holdfast_log_commit_seconds", "Time of the writer thread in these transactions.", counters.commit_s
+        "holdfast_log_commit_seconds",
+        "Time that the writer thread spent in durable transactions of the log.",
+        counters.commit_s,
     )
-    yield GaugeMetricFamily("holdfast_log_commit_seconds_max", "The longest since the start.", counters.commit_s_max)
+    yield GaugeMetricFamily(
+        "holdfast_log_commit_seconds_max",
+        "Longest durable transaction of the log since the start.",
+        counters.commit_s_max,
+    )
     yield CounterMetricFamily("holdfast_log_proposals", "Proposals to the log.", counters.proposals)
-    yield CounterMetricFamily("holdfast_log_dropped_messages", "Messages of peers not taken.", counters.dropped)
+    yield CounterMetricFamily(
+        "holdfast_log_dropped_messages", "Messages from peers that were dropped.", counters.dropped
+    )
     links = log.links()
-    up = GaugeMetricFamily("holdfast_peer_connected", "Whether the link to a peer is up.", labels=["peer"])
+    up = GaugeMetricFamily("holdfast_peer_connected", "1 if the link to the peer is up.", labels=["peer"])
     sent = CounterMetricFamily("holdfast_peer_bytes", "Bytes on links to peers.", labels=["peer", "direction"])
     for peer, status in links.items():
         up.add_metric([peer], float(status.connected))
@@ -94,9 +102,11 @@ def of_log(log: LogNode) -> Iterator[Metric]:
 
 def of_invocations(statistics: Statistics) -> Iterator[Metric]:
     now = GaugeMetricFamily("holdfast_invocations", "Invocations by status.", labels=["service", "status"])
-    ever = CounterMetricFamily("holdfast_invocations_invoked", "Invocations begun.", labels=["service"])
-    ended = CounterMetricFamily("holdfast_invocations_ended", "Invocations ended, and how.", labels=["service", "end"])
-    attempts = CounterMetricFamily("holdfast_attempts", "Attempts begun.", labels=["service"])
+    ever = CounterMetricFamily("holdfast_invocations_invoked", "Invocations started.", labels=["service"])
+    ended = CounterMetricFamily(
+        "holdfast_invocations_ended", "Invocations completed, by outcome.", labels=["service", "end"]
+    )
+    attempts = CounterMetricFamily("holdfast_attempts", "Attempts started.", labels=["service"])
     failed = CounterMetricFamily(
         "holdfast_attempts_failed", "Attempts that failed and are retried.", labels=["service"]
     )
@@ -118,18 +128,22 @@ def of_invocations(statistics: Statistics) -> Iterator[Metric]:
         pinned.add_metric([deployment], count)
     yield pinned
     yield GaugeMetricFamily(
-        "holdfast_completed_bytes", "Of completed invocations that are kept.", statistics.completed_bytes
+        "holdfast_completed_bytes", "Bytes of completed invocations that are retained.", statistics.completed_bytes
     )
-    yield GaugeMetricFamily("holdfast_blobs", "Large values that are kept, each counted once.", statistics.blobs)
+    yield GaugeMetricFamily("holdfast_blobs", "Distinct large values that are retained.", statistics.blobs)
     yield GaugeMetricFamily(
-        "holdfast_blob_bytes", "Of large values that are kept in pieces, in the state.", statistics.blob_bytes
+        "holdfast_blob_bytes", "Bytes of large values that are kept in the partition's state.", statistics.blob_bytes
     )
     yield GaugeMetricFamily(
-        "holdfast_blobs_stored", "Of the large values that are kept, those in the shared store.", statistics.stored
+        "holdfast_blobs_stored", "Large values that are kept in the shared store.", statistics.stored
     )
-    yield GaugeMetricFamily("holdfast_blob_stored_bytes", "Of large values there.", statistics.stored_bytes)
+    yield GaugeMetricFamily(
+        "holdfast_blob_stored_bytes",
+        "Bytes of large values that are kept in the shared store.",
+        statistics.stored_bytes,
+    )
     yield GaugeMetricFamily(
         "holdfast_blob_objects_gone",
-        "Objects there that nothing refers to, until they are deleted.",
+        "Objects in the shared store that wait for deletion.",
         statistics.gone,
     )

@@ -16,8 +16,8 @@ from holdfast.cluster.partition.door import Partition
 
 def of_partitions(partitions: Iterable[Partition]) -> Iterator[Metric]:
     label = ["partition"]
-    leader = GaugeMetricFamily("holdfast_partition_leader", "1 where this node leads the partition.", labels=label)
-    term = GaugeMetricFamily("holdfast_partition_term", "Raft term.", labels=label)
+    leader = GaugeMetricFamily("holdfast_partition_leader", "1 if this node leads the partition.", labels=label)
+    term = GaugeMetricFamily("holdfast_partition_term", "Raft term of the partition.", labels=label)
     commit = GaugeMetricFamily("holdfast_partition_commit_index", "Newest entry known to be committed.", labels=label)
     commit_lag = GaugeMetricFamily(
         "holdfast_partition_commit_lag_entries", "Entries in the log that are not committed yet.", labels=label
@@ -26,13 +26,13 @@ def of_partitions(partitions: Iterable[Partition]) -> Iterator[Metric]:
         "holdfast_partition_apply_lag_entries", "Committed entries that are not applied yet.", labels=label
     )
     under_way = GaugeMetricFamily(
-        "holdfast_partition_commands_under_way", "Commands between door and answer.", labels=label
+        "holdfast_partition_commands_under_way", "Commands that were proposed and are not answered yet.", labels=label
     )
     commands = CounterMetricFamily("holdfast_partition_commands", "Commands proposed here.", labels=label)
-    batches = CounterMetricFamily("holdfast_partition_batches", "Batches they were proposed in.", labels=label)
+    batches = CounterMetricFamily("holdfast_partition_batches", "Batches of commands proposed here.", labels=label)
     bytes_ = GaugeMetricFamily("holdfast_partition_state_bytes", "Size of the partition's state.", labels=label)
     took = HistogramMetricFamily(
-        "holdfast_partition_commit_seconds", "From a batch's proposal until it is applied here.", labels=label
+        "holdfast_partition_commit_seconds", "Time from the proposal of a batch until it is applied here.", labels=label
     )
     for partition in partitions:
         name = [str(partition.number)]

@@ -17,19 +17,31 @@ def of_snapshots(home: Snapshots) -> Iterator[Metric]:
     label = ["partition"]
     age = GaugeMetricFamily(
         "holdfast_snapshot_age_seconds",
-        "Of the newest snapshot here, or since the start if there is none.",
+        "Age of the newest local snapshot, or time since the start if there is none.",
         labels=label,
     )
-    index = GaugeMetricFamily("holdfast_snapshot_index", "Newest entry in it; 0: there is none.", labels=label)
-    size = GaugeMetricFamily("holdfast_snapshot_bytes", "Size of the newest snapshot.", labels=label)
-    cuts = CounterMetricFamily("holdfast_snapshot_cuts", "Snapshots cut.", labels=label)
-    moved = CounterMetricFamily("holdfast_snapshot_moved_bytes", "Bytes of snapshots.", labels=[*label, "how"])
-    failures = CounterMetricFamily(
-        "holdfast_snapshot_failures", "Cuts, uploads and fetches that failed.", labels=[*label, "how"]
+    index = GaugeMetricFamily(
+        "holdfast_snapshot_index", "Log index of the newest local snapshot; 0 if there is none.", labels=label
     )
-    failing = GaugeMetricFamily("holdfast_snapshot_failures_in_a_row", "0: it works.", labels=[*label, "how"])
-    installs = CounterMetricFamily("holdfast_snapshot_installs", "Snapshots of others installed.", labels=label)
-    base = GaugeMetricFamily("holdfast_partition_log_base_index", "The log begins behind this entry.", labels=label)
+    size = GaugeMetricFamily("holdfast_snapshot_bytes", "Size of the newest local snapshot.", labels=label)
+    cuts = CounterMetricFamily("holdfast_snapshot_cuts", "Snapshots cut.", labels=label)
+    moved = CounterMetricFamily(
+        "holdfast_snapshot_moved_bytes", "Bytes of snapshots uploaded and downloaded.", labels=[*label, "how"]
+    )
+    failures = CounterMetricFamily(
+        "holdfast_snapshot_failures", "Snapshot cuts, uploads and downloads that failed.", labels=[*label, "how"]
+    )
+    failing = GaugeMetricFamily(
+        "holdfast_snapshot_failures_in_a_row",
+        "Consecutive failures of snapshots; 0 if the last one succeeded.",
+        labels=[*label, "how"],
+    )
+    installs = CounterMetricFamily(
+        "holdfast_snapshot_installs", "Snapshots installed from the store or from a peer.", labels=label
+    )
+    base = GaugeMetricFamily(
+        "holdfast_partition_log_base_index", "Log index up to which the log was trimmed.", labels=label
+    )
     for keeper in home.keepers.values():
         name = str(keeper.partition.number)
         newest = keeper.newest
@@ -47,4 +59,4 @@ def of_snapshots(home: Snapshots) -> Iterator[Metric]:
             failures.add_metric([name, how], work.failures_total)
             failing.add_metric([name, how], work.failures)
     yield from (age, index, size, cuts, moved, failures, failing, installs, base)
-    yield CounterMetricFamily("holdfast_snapshot_served_bytes", "Sent to peers that fetch.", home.bytes_served)
+    yield CounterMetricFamily("holdfast_snapshot_served_bytes", "Bytes of snapshots sent to peers.", home.bytes_served)
