@@ -44,7 +44,7 @@ _from_option = click.option(
 @json_option
 @click.pass_context
 def backup(context: click.Context, to: str | None, admin_url: str, as_json: bool) -> None:
-    """Back up the whole cluster to PLACE while it works, at one point in time for all partitions.
+    """Back up the whole running cluster to PLACE, at one point in time for all partitions.
 
     Every partition is sent to PLACE by the node that leads it, with that node's credentials. Nothing counts as a backup before
     it is finished; Ctrl-C ends it and removes what it wrote.
@@ -179,7 +179,7 @@ def list_backups(place: str, as_json: bool) -> None:
 )
 @json_option
 def verify(id_: str | None, place: str, scratch: Path | None, as_json: bool) -> None:
-    """Read a backup (the newest, or ID) to its end: is every byte what was written, and do the partitions fit together?
+    """Verify a backup (the newest, or ID): every checksum, and that its partitions are consistent.
 
     No node is needed. Exit code 1 if not.
     """

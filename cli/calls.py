@@ -194,7 +194,7 @@ def set_state(
     admin_url: str,
     as_json: bool,
 ) -> None:
-    """Edit the state of one KEY of a SERVICE, while nobody is writing to it.
+    """Edit the state of one KEY of a SERVICE while no handler holds the key.
 
     \b
     holdfast state set counter ann count=3 'tags=["a", "b"]'

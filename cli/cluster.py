@@ -91,7 +91,7 @@ def _behind(shown: Any) -> str | None:
 @admin_option
 @json_option
 def drain(node: str, move: bool, undo: bool, admin_url: str, as_json: bool) -> None:
-    """Have NODE lead nothing, so that it can be stopped without anybody noticing.
+    """Move all leaderships away from NODE, so that stopping it disturbs no client.
 
     A node that is stopped (SIGTERM) drains by itself, for as long as it is down.
     """
@@ -107,7 +107,7 @@ def drain(node: str, move: bool, undo: bool, admin_url: str, as_json: bool) -> N
 @admin_option
 @json_option
 def undrain(node: str, admin_url: str, as_json: bool) -> None:
-    """Take NODE back: the same as drain --undo."""
+    """Return NODE to service: the same as drain --undo."""
     _drain(node, "undrain", {}, admin_url, as_json)
 
 
@@ -124,7 +124,7 @@ def _drain(node: str, action: str, parameters: dict[str, str], admin_url: str, a
 @admin_option
 @json_option
 def add(node: str, address: str, zone: str | None, admin_url: str, as_json: bool) -> None:
-    """Let NODE join, whose peer link is at HOST:PORT.
+    """Add NODE, whose peer address is HOST:PORT, to the cluster.
 
     Start it with the same `founders` as the others and with the address of at least one of them in `peers`. It is given
     its share of the partitions when it is there.
@@ -141,7 +141,7 @@ def add(node: str, address: str, zone: str | None, admin_url: str, as_json: bool
 @admin_option
 @json_option
 def remove(node: str, force: bool, admin_url: str, as_json: bool) -> None:
-    """Remove NODE for ever, alive or dead. Others take over what it held; its name is not used again."""
+    """Remove NODE permanently, alive or dead. Other nodes take over its replicas; its name cannot be used again."""
     parameters = {"force": "true"} if force else {}
     _print_node(
         client.admin(admin_url, "POST", client.path("cluster", "nodes", node, "remove"), parameters=parameters), as_json
@@ -159,7 +159,7 @@ def remove(node: str, force: bool, admin_url: str, as_json: bool) -> None:
 @admin_option
 @json_option
 def transfer(partition: int, to: str | None, admin_url: str, as_json: bool) -> None:
-    """Have another replica lead PARTITION."""
+    """Transfer the leadership of PARTITION to another replica."""
     where = client.path("cluster", "partitions", str(partition), "transfer")
     shown = client.admin(admin_url, "POST", where, parameters={"to": to})
     if as_json:

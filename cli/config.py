@@ -24,7 +24,7 @@ def config() -> None:
 )
 @json_option
 def check(file: Path | None, as_json: bool) -> None:
-    """Read the settings as `serve` would: say what is wrong, or print what holds. Secrets are never printed.
+    """Check the settings as `serve` would read them, and print the result. Secrets are never printed.
 
     Notes are about what is allowed and most likely not meant. Exit code 1 if a node would not start.
     """

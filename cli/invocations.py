@@ -94,7 +94,7 @@ def _target(each: dict[str, Any]) -> str:
 @admin_option
 @json_option
 def describe(id_: str, admin_url: str, as_json: bool) -> None:
-    """Show one invocation: where it stands, why it is not running, and its steps."""
+    """Show one invocation: its status, why it is not running, and its steps."""
     shown = client.admin(admin_url, "GET", client.path("invocations", id_))
     journal = client.admin(admin_url, "GET", client.path("invocations", id_, "journal"))
     if as_json:

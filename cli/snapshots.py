@@ -26,7 +26,7 @@ def snapshot() -> None:
 @admin_option
 @json_option
 def list_snapshots(stored: bool, admin_url: str, as_json: bool) -> None:
-    """List the newest snapshot of each partition on a node, and what is wrong if something is."""
+    """List the newest snapshot of each partition on a node, and any errors."""
     if stored:
         found = client.admin(admin_url, "GET", "/snapshots")
         if as_json:
@@ -70,7 +70,7 @@ def _age(seconds: float | None) -> str:
 @admin_option
 @json_option
 def create(partitions: tuple[int, ...], admin_url: str, as_json: bool) -> None:
-    """Cut a snapshot of these PARTITIONS now, or of all, each on the node that leads it."""
+    """Take a snapshot of these PARTITIONS, or of all, each on its leader."""
     if not partitions:
         cluster = client.admin(admin_url, "GET", "/cluster")
         partitions = tuple(each["partition"] for each in cluster["partitions"])
@@ -96,7 +96,7 @@ def create(partitions: tuple[int, ...], admin_url: str, as_json: bool) -> None:
 @click.option("--store", help="FILE is a name in this store: s3://bucket/prefix?..., or a directory.")
 @json_option
 def verify(file: str, store: str | None, as_json: bool) -> None:
-    """Read a snapshot FILE to its end: is every byte what was written? No node is needed. Exit code 1 if not."""
+    """Verify every checksum of a snapshot FILE. Needs no node. Exits with 1 if the file is damaged."""
     from holdfast.snapshots.errors import SnapshotError
     from holdfast.snapshots.format import verify as verify_file
     from holdfast.snapshots.opening import open_store
