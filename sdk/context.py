@@ -255,8 +255,9 @@ class Context(Combinators):
         """
         attempt = self._attempt
         check_text(name, "the name of a step")
-        given = {"retry": retry, "key": key, "reconcile": reconcile, "serde": serde, "run_ahead": run_ahead}
-        check_clash(function, args, kwargs, [option for option, value in given.items() if value is not None])
+        if not (retry is None and key is None and reconcile is None and serde is None and run_ahead is None):
+            given = {"retry": retry, "key": key, "reconcile": reconcile, "serde": serde, "run_ahead": run_ahead}
+            check_clash(function, args, kwargs, [option for option, value in given.items() if value is not None])
         if kwargs:
             function = functools.partial(function, **kwargs)
         if effect not in ("at_least_once", "at_most_once"):

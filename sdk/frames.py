@@ -10,6 +10,7 @@ begins with its number. Payloads (inputs, results, state) are bytes that a node 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import call
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
@@ -522,11 +523,16 @@ def _decode(row: Any, allowed: frozenset[type[Any]], version: int) -> Frame | Wr
             return _wrong(row, f"{kind.__name__}: {required} fields expected, {count} found")
     elif version == 1 and kind in _OPTIONAL:
         return _wrong(row, f"{kind.__name__}: {_OPTIONAL[kind][0]} fields expected, {count} found")
-    for offset in range(count):
-        if not checks[offset](row[offset + 1]):
-            return _wrong(row, f"{kind.__name__}: field {kind._fields[offset]} is wrong: {shown(row[offset + 1])}")
-    frame: Frame = kind(*row[1:])
+    values = row[1:]
+    if not all(map(call, checks, values)):
+        offset = [check(value) for check, value in zip(checks, values, strict=False)].index(False)
+        return _wrong(row, f"{kind.__name__}: field {kind._fields[offset]} is wrong: {shown(values[offset])}")
+    # Not through Python's __new__ where nothing has a default: every frame passes here.
+    frame: Frame = _new_tuple(kind, values) if count == len(checks) else kind(*values)
     return frame
+
+
+_new_tuple: Final = tuple.__new__
 
 
 def _wrong(row: list[Any], why: str) -> Wrong:

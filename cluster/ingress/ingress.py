@@ -312,18 +312,20 @@ class Ingress:
 
     async def _read(self, body: Body, held: list[int], most: int | None = None) -> bytes:
         """The whole body, counted against the bounds while it comes in."""
-        refusal = too_large(self._config.body_bytes_max)
-        if most is None:
-            most = self._config.body_bytes_max
-        else:
-            refusal = TooLarge(f"the body is larger than {most} bytes, which is enough for what this path takes")
-        if body.length is not None and body.length > most:
-            raise refusal
+        bound = self._config.body_bytes_max if most is None else most
+
+        def refusal() -> TooLarge:
+            if most is None:
+                return too_large(bound)
+            return TooLarge(f"the body is larger than {bound} bytes, which is enough for what this path takes")
+
+        if body.length is not None and body.length > bound:
+            raise refusal()
         payload: bytes | bytearray = b""
         async for chunk in body.chunks():
             size = len(chunk)
-            if len(payload) + size > most:
-                raise refusal
+            if len(payload) + size > bound:
+                raise refusal()
             if self.active_bytes + size > self._config.request_bytes_max:
                 raise Overloaded("the bodies of the requests in progress fill this node's bound")
             self.active_bytes += size

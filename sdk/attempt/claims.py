@@ -157,6 +157,9 @@ class Claims(Tasks):
         return index
 
 
+_SIZED: Final = (bytes, str)
+
+
 def _refusal_of(key: str) -> str:
     """The key of the step that says that the journal was too long for the operation `key`."""
     return REFUSED + blake2b(key.encode(), digest_size=16).hexdigest()
@@ -164,4 +167,8 @@ def _refusal_of(key: str) -> str:
 
 def bytes_in(parts: Iterable[Any]) -> int:
     """About how many bytes these take in a journal."""
-    return sum(len(part) for part in parts if isinstance(part, bytes | str))
+    size = 0
+    for part in parts:
+        if isinstance(part, _SIZED):
+            size += len(part)
+    return size
