@@ -11,7 +11,7 @@ SEEDS ?= 2000
 START ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock quick quick-tests room test-pythons test check lint types fmt modules sync-client sim sim-cluster sim-soak demo chaos chaos-log fuzz grow bench-log bench-e2e bench-snapshots bench-statemachine dev clean
+.PHONY: help setup lock quick quick-tests room test-pythons test check lint types fmt modules sync-client sim sim-cluster sim-soak demo chaos chaos-log fuzz grow bench-log bench-e2e bench-snapshots bench-statemachine bench-authentication dev clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-19s %s\n", $$1, $$2 }'
@@ -19,7 +19,7 @@ help: ## List the targets
 setup: $(STAMP) ## Make .venv and install everything into it (again only when pyproject.toml or the lock file changes)
 	@:
 
-# A Python counts only if it can make a virtual environment: Debian's lacks ensurepip until python3-venv is installed.
+# A Python must be able to create a virtual environment: Debian's lacks ensurepip until python3-venv is installed.
 $(STAMP): pyproject.toml requirements/dev.txt requirements/build.txt
 	@set -e; \
 	if [ ! -x $(BIN)/python ]; then \
@@ -52,11 +52,11 @@ lock: setup ## Write the lock files (requirements/) from pyproject.toml: UPGRADE
 	@$(LOCK) --extra server --extra s3 --output-file requirements/image.txt pyproject.toml
 	@$(LOCK) --group build --output-file requirements/build.txt
 
-# At once: types on one core, tests on the other.
+# In parallel: types on one core, tests on the other.
 quick: setup ## Lint, types, pure rooms and structure: the inner loop, half a minute
 	@$(MAKE) --jobs=2 --output-sync=target lint types quick-tests
 
-quick-tests: setup ## Only the tests of make quick
+quick-tests: setup ## Run only the tests of make quick
 	@echo "==> quick tests"
 	@$(BIN)/python -m tests --quick
 
@@ -95,25 +95,25 @@ fmt: setup ## Format the code and fix what can be fixed
 sim: setup ## Run the simulator on SEEDS=n seeds from START=s, one PROFILE=p or all in turn
 	@$(BIN)/python -m tests.sim --seeds $(SEEDS) --start $(START) $(if $(PROFILE),--profile $(PROFILE)) $(if $(MUTANT),--mutant $(MUTANT))
 
-demo: setup ## Three nodes on this machine under load, the leader killed every few seconds: SECONDS=60
+demo: setup ## Run three nodes under load and kill the leader every few seconds: SECONDS=60
 	@$(BIN)/python -m holdfast.chaos.demo --seconds $(or $(SECONDS),60)
 
-chaos: setup ## Faults on a whole cluster under load, and a verdict: SECONDS=180 NODES=3 SEED=n REPLICATION=n ONLY=words
+chaos: setup ## Inject faults into a whole cluster under load and check the results: SECONDS=180 NODES=3 SEED=n REPLICATION=n ONLY=words
 	@$(BIN)/python -m holdfast.chaos --seconds $(or $(SECONDS),180) --nodes $(or $(NODES),3) $(if $(SEED),--seed $(SEED)) $(if $(REPLICATION),--replication $(REPLICATION)) $(if $(ONLY),--only "$(ONLY)")
 
 sim-cluster: setup ## Simulate whole clusters on SEEDS=n seeds from START=s, one PROFILE=p or all in turn
 	@$(BIN)/python -m tests.sim.cluster --seeds $(SEEDS) --start $(START) $(if $(PROFILE),--profile $(PROFILE)) $(if $(MUTANT),--mutant $(MUTANT))
 
-sim-soak: setup ## Random seeds of both simulators at the lowest priority, adding to out/soak.json: HOURS=1 JOBS=1
+sim-soak: setup ## Run random seeds of both simulators at the lowest priority, adding to out/soak.json: HOURS=1 JOBS=1
 	@$(BIN)/python -m tests.sim.soak --hours $(or $(HOURS),1) --jobs $(or $(JOBS),1)
 
-grow: setup ## Real nodes join, leave and are replaced under load, and are killed meanwhile: SECONDS=120 SEED=n
+grow: setup ## Join, remove and replace real nodes under load while nodes are killed: SECONDS=120 SEED=n
 	@$(BIN)/python -m tests.cluster.fleet --seconds $(or $(SECONDS),120) $(if $(SEED),--seed $(SEED))
 
-fuzz: setup ## Look for bytes that cost a node more than they may: SECONDS=60 SEED=n
+fuzz: setup ## Search for messages that cost a node more than allowed: SECONDS=60 SEED=n
 	@$(BIN)/python -m holdfast.chaos.fuzz --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED))
 
-chaos-log: setup ## Ten minutes of faults on real processes of the replicated log
+chaos-log: setup ## Inject faults into real processes of the replicated log for ten minutes
 	@$(BIN)/python -m holdfast.chaos.log --seconds 600
 
 bench-e2e: setup ## Measure whole invocations: HTTP to handler and back, on one node with fsync
@@ -122,10 +122,13 @@ bench-e2e: setup ## Measure whole invocations: HTTP to handler and back, on one 
 bench-log: setup ## Measure the replicated log: throughput, latency, idle CPU, failover
 	@$(BIN)/python bench/log.py
 
-bench-statemachine: setup ## Measure what applying costs: microseconds per command on LMDB
+bench-statemachine: setup ## Measure the cost of applying: microseconds per command on LMDB
 	@$(BIN)/python -m bench.statemachine
 
-bench-snapshots: setup ## Measure snapshots: cut, upload, restore, restart, catching up, and how long the loop is held up
+bench-authentication: setup ## Measure what tokens cost: microseconds per request
+	@$(BIN)/python -m bench.authentication
+
+bench-snapshots: setup ## Measure snapshots: cut, upload, restore, restart, catch-up, and pauses of the loop
 	@$(BIN)/python -m bench.snapshots
 	@$(BIN)/python -m bench.snapshots_in_node
 

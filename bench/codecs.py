@@ -1,13 +1,14 @@
-"""What frames, commands and records cost to encode and decode: msgpack with our own checks against msgspec.
+"""The cost of encoding and decoding frames, commands and records: msgpack with our own checks, compared to msgspec.
 
     pip install msgspec && python -m bench.codecs [--rounds N]
 
-msgspec is no dependency of Holdfast; ADR 12 says why. Its structs are derived from our own classes, so both sides read and
-write the same fields, and the bytes are compared first. They take turns within each round. The ratio is msgspec's time over
-ours, the median of the rounds: below 1.00, msgspec is faster.
+msgspec is not a dependency of Holdfast; ADR 12 gives the reasons. Its structs are derived from our own classes, so both
+sides read and write the same fields, and their bytes are compared first. They take turns within each round. The ratio
+is msgspec's time over ours, the median of the rounds: below 1.00, msgspec is faster.
 
-A batch of frames is decoded by msgspec in two ways. *At once* is its fastest, but one wrong frame spoils the batch. *One by
-one* keeps the promise that a wrong frame costs only the invocation that sent it, as `sdk.frames.decode_batch` does.
+A batch of frames is decoded by msgspec in two ways. *At once* is its fastest, but one wrong frame spoils the batch.
+*One by one* keeps the promise that a wrong frame costs only the invocation that sent it, as `sdk.frames.decode_batch`
+does.
 """
 
 from __future__ import annotations
@@ -19,26 +20,30 @@ import time
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields
-from typing import Any, Union, get_args, get_type_hints
+from typing import Any, NewType, Union, get_args, get_type_hints
 
 from holdfast.sdk import frames, journal
+from holdfast.sdk.ids import InvocationId
 from holdfast.sdk.journal import Op
 from holdfast.statemachine import commands, records
 from holdfast.statemachine.commands import Ref
+from holdfast.statemachine.effects import Status
 
 try:
     import msgspec  # type: ignore[import-not-found, unused-ignore]
 except ImportError:
     raise SystemExit("bench.codecs compares with msgspec, which is not installed: pip install msgspec") from None
 
-CALLS = 200  # Of each function in a round.
+CALLS = 200  # Calls of each function in a round.
 STEPS = 32  # Frames, or commands, of one busy turn.
 
 
 def plain(hint: Any) -> Any:
-    """A type that msgspec takes: references to large values are an extension type, which it cannot name in a union."""
+    """A type that msgspec supports: references to large values are an extension type, which it cannot name in a union."""
     if hint is Ref:
         return bytes
+    if isinstance(hint, NewType):
+        return plain(hint.__supertype__)
     if isinstance(hint, types.UnionType):
         return Union[tuple(plain(each) for each in get_args(hint))]  # noqa: UP007 - made from a tuple
     return hint
@@ -71,10 +76,10 @@ class Codec:
 
 
 def sample_frames() -> list[frames.Frame]:
-    """What a busy endpoint sends in one turn: the step of many attempts, and the output of some."""
+    """The frames of a busy endpoint in one turn: a step of many attempts, and the output of some."""
     found: list[frames.Frame] = []
     for number in range(STEPS):
-        ident = os.urandom(16)
+        ident = InvocationId(os.urandom(16))
         payload = b'{"flight": "LH 400", "seat": "12A", "price": %d}' % number
         found.append(frames.StepFrame(ident, 1, 1, Op.RUN, "0/flight/0", ["flight"], [0, payload], 1_790_000_000_000))
         if number % 4 == 0:
@@ -85,7 +90,7 @@ def sample_frames() -> list[frames.Frame]:
 def sample_commands() -> list[commands.Command]:
     found: list[commands.Command] = []
     for number in range(STEPS):
-        ident, payload = os.urandom(16), b'{"flight": "LH 400", "seat": "12A", "price": %d}' % number
+        ident, payload = InvocationId(os.urandom(16)), b'{"flight": "LH 400", "seat": "12A", "price": %d}' % number
         if number % 4 == 0:
             found.append(
                 commands.Invoke(
@@ -103,13 +108,14 @@ def sample_commands() -> list[commands.Command]:
 
 def sample_record() -> records.Invocation:
     return records.Invocation(
-        os.urandom(16), 2, 3, "trips", "book", None, 0, b"", 1_790_000_000_000, 1_790_000_000_500, 86_400_000, None, -1,
-        None, length=4, size=312, order=7, deployment="dp_1", lapses=1, chain=["a/b"],
+        InvocationId(os.urandom(16)), Status.RUNNING, 3, "trips", "book", None, 0, records.NO_OBJECT,
+        1_790_000_000_000, 1_790_000_000_500, 86_400_000, None, -1, None,
+        length=4, size=312, order=7, deployment="dp_1", lapses=1, chain=["a/b"],
     )  # fmt: skip
 
 
 def pairs() -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
-    """Name of a task -> how we do it, how msgspec does it."""
+    """Name of a task -> our implementation, and msgspec's."""
     spoken, wanted, record = sample_frames(), sample_commands(), sample_record()
     of_frames = Codec(frames.NUMBERS, frames.TO_NODE)
     of_commands = Codec(commands.NUMBERS, {type(each) for each in wanted})

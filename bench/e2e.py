@@ -16,7 +16,7 @@ a follower does. With --spread each leads its share, and requests go to all of t
     counter    a virtual object: read, add, write, on 500 keys
 
 three-ahead and ten-ahead are the same with `run_ahead=True`: the code goes on before its step is durable. --run-ahead
-measures each of those right after its strict twin, so that both see the same machine.
+measures each of those right after its strict variant, so that both see the same machine.
 
 With --waiting n, n invocations are begun that wait for an hour, and n more, and what they cost in memory is reported.
 
@@ -128,7 +128,7 @@ def cpu_s() -> float:
 
 
 def written_bytes() -> int:
-    """What this process gave to the disk."""
+    """Bytes that this process wrote to the disk."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/io").read_text().splitlines():
             if line.startswith("write_bytes:"):
@@ -137,7 +137,7 @@ def written_bytes() -> int:
 
 
 def private_bytes() -> int:
-    """Memory of this process that is backed by no file: what it holds, without the pages of the database it maps."""
+    """Anonymous memory of this process, without the pages of the database that it maps."""
     gc.collect()
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
@@ -147,7 +147,7 @@ def private_bytes() -> int:
 
 
 async def answer_lines(handlers: dict[str, Callable[..., Any]], first: object) -> None:
-    """Speak first, then answer each line (a verb and its arguments) until the parent is gone."""
+    """Speak first, then answer each line (a verb and its arguments) until the parent has ended."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -198,7 +198,7 @@ async def run_node(data: Path, name: str, partitions: int, ports: dict[str, int]
         }
 
     def lead(*names: str) -> bool:
-        """Hand partition p over to the p-th of the names (they repeat), if we lead it; whether all are where they belong."""
+        """Transfer partition p to the p-th of the names (they repeat), if we lead it. Returns whether all are in place."""
         wanted = [(each, names[each.number % len(names)]) for each in node.partitions]
         for partition, leader in wanted:
             if leader != name and partition.group.is_leader:
@@ -229,7 +229,7 @@ async def run_endpoint() -> None:
 
 
 class Child:
-    """A process of ours, and its lines."""
+    """A child process, and its lines."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -275,7 +275,7 @@ class Child:
 
 
 class Connection(asyncio.Protocol):
-    """One request after the other, as fast as they are answered."""
+    """One request after the other, without a pause."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
@@ -283,7 +283,7 @@ class Connection(asyncio.Protocol):
         self._sent_at = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name.
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the same interface.
         self._next()
 
     def _next(self) -> None:
@@ -327,9 +327,8 @@ class Load:
             return None
         self._count += 1
         path = f"/counter/k{self._count * 7919 % KEYS}/add" if self._work == "counter" else f"/bench/{self._work}"
-        return (
-            f"POST {path} HTTP/1.1\r\nHost: b\r\nContent-Type: application/json\r\nContent-Length: 1\r\n\r\n1".encode()
-        )
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        return f"{head}Content-Length: 1\r\n\r\n1".encode()
 
     def answered(self, status: bytes, seconds: float) -> None:
         if status in (b"200", b"202"):
@@ -347,7 +346,7 @@ class Load:
 
 
 async def run_load(ports: list[int], work: str, in_flight: int, seconds: float) -> None:
-    """A process of its own. Says when it is warm, and then what it saw."""
+    """The load process. Reports when it is warm, and then its results."""
     loop = asyncio.get_running_loop()
     load = Load(work, in_flight)
     for number in range(in_flight):
@@ -393,7 +392,7 @@ class Row:
     p50_ms: float
     p99_ms: float
     worst_ms: float
-    nodes_us: list[float]  # of processor time per invocation, as all that end with _us
+    nodes_us: list[float]  # processor time per invocation, like all names that end with _us
     endpoint_us: float
     load_us: float
     fsyncs: float  # per invocation, on the first node
@@ -409,7 +408,7 @@ class Row:
 class Cluster(NamedTuple):
     nodes: list[Child]
     endpoint: Child
-    ports: list[int]  # where requests go
+    ports: list[int]  # ports of the ingresses
 
     async def figures(self) -> list[dict[str, float]]:
         return [await child.ask("figures") for child in (*self.nodes, self.endpoint)]
@@ -459,10 +458,10 @@ def line(row: Row) -> str:
     )
 
 
-AHEAD: Final = ("three", "ten")  # Works that have a twin which runs ahead of its journal.
+AHEAD: Final = ("three", "ten")  # Works that also exist with run_ahead.
 
-#: Requests/s at 64 in flight and p50 alone on 2 slow cores with everything on them: the peers in the best configuration of
-#: those tried, and what we want to reach with three nodes.
+#: Requests/s at 64 in flight and p50 of single requests on 2 slow cores with everything on them: the peers in the best
+#: configuration that was tried, and our goal with three nodes.
 PEERS: Final = ("Restate 3 nodes, Python", "Restate 3 nodes, TypeScript", "DBOS, Postgres, no HA", "aim, 3 nodes")
 TABLE: Final = {
     "empty": ("182/s, 8 ms", "1,150/s, 7 ms", "-", "2,500/s, 5 ms"),
@@ -488,10 +487,10 @@ def compare(rows: list[Row]) -> list[str]:
 
 
 async def measure_waiting(cluster: Cluster, count: int) -> list[dict[str, float]]:
-    """What invocations that wait for an hour cost once they are suspended: `count` of them, and then as many again.
+    """The cost of suspended invocations that wait for an hour: `count` of them, and then as many again.
 
     The first ones bring a process to its greatest size: it has some thousands of attempts in memory before they are
-    suspended, and the allocator keeps those pages. What each further one adds is told by the second round.
+    suspended, and the allocator keeps those pages. The second round shows the cost of each further one.
     """
     return [await _measure_waiting(cluster, count, count * round_) for round_ in (1, 2)]
 
@@ -526,7 +525,7 @@ def free_ports(count: int) -> list[int]:
 
 
 async def until_all(nodes: list[Child], question: str) -> None:
-    """Ask until all of them say yes."""
+    """Repeat until all of them agree."""
     async with asyncio.timeout(PATIENCE_S):
         while not all([await node.ask(question) for node in nodes]):
             await asyncio.sleep(0.2)
@@ -590,7 +589,7 @@ async def run(arguments: argparse.Namespace) -> None:
 
 
 def works(text: str) -> list[str]:
-    """A list of works to measure; an empty one where only --waiting is of interest."""
+    """A list of works to measure; an empty one if only --waiting is of interest."""
     names = list(filter(None, text.split(",")))
     known = [*TABLE, *(f"{work}-ahead" for work in AHEAD)]
     if unknown := [name for name in names if name not in known]:
@@ -612,20 +611,24 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=works, default=list(TABLE), help=f"some of {','.join(TABLE)} (default: all)")
     parser.add_argument(
-        "--run-ahead", action="store_true", help="measure three and ten with run_ahead=True too, each after its twin"
+        "--run-ahead",
+        action="store_true",
+        help="also measure three and ten with run_ahead=True, each right after the strict one",
     )
     parser.add_argument(
-        "--in-flight", type=positives, default=[1, 64], help="how many requests are under way at once (default 1,64)"
+        "--in-flight", type=positives, default=[1, 64], help="numbers of requests in flight (default 1,64)"
     )
-    parser.add_argument("--seconds", type=float, default=5.0, help="how long each work is measured (default 5)")
-    parser.add_argument("--rounds", type=positive, default=1, help="how often all of it is measured (default 1)")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="duration of each measurement in seconds (default 5)"
+    )
+    parser.add_argument("--rounds", type=positive, default=1, help="number of repetitions (default 1)")
     parser.add_argument("--nodes", type=int, default=1, choices=(1, 3))
     parser.add_argument(
         "--spread", action="store_true", help="every node leads its share and gets its share of requests"
     )
     parser.add_argument("--partitions", type=positive, default=4)
     parser.add_argument("--waiting", type=int, default=0, help="measure the memory of this many waiting invocations")
-    parser.add_argument("--data", help="where the node's directory is made")
+    parser.add_argument("--data", help="parent of the node's directory")
     parser.add_argument("--json", action="store_true")
     return parser
 

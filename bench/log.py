@@ -33,8 +33,9 @@ from typing import Any, Final
 import uvloop
 
 from holdfast.log.engine import Snapshot
+from holdfast.log.environment import NodeConfig
 from holdfast.log.errors import ProposalError
-from holdfast.log.node import Group, LogNode, NodeConfig
+from holdfast.log.node import Group, LogNode
 from holdfast.log.replica import Committed
 from holdfast.log.sockets import Address
 
@@ -45,14 +46,14 @@ COMMAND_BYTES: Final = 200
 SECTIONS: Final = ("throughput", "idle", "failover")
 PATIENCE_S: Final = 60.0
 FAILOVERS: Final = 30
-QUIET_S: Final = 0.3  # Between two failovers: the next leader has heard from everybody.
+QUIET_S: Final = 0.3  # Between two failovers: the next leader has contact with all nodes.
 
 
 # -- one node ------------------------------------------------------------------------------------------------------------
 
 
 class Counter:
-    """The smallest machine there is: the log's own cost is what is measured."""
+    """A minimal machine, because the log's own cost is measured."""
 
     def __init__(self) -> None:
         self.applied = (0, 0)
@@ -68,7 +69,7 @@ class Counter:
 
 
 class Bench:
-    """A node, and what the parent may ask of it."""
+    """A node, and the requests that the parent may send it."""
 
     def __init__(self, node: LogNode) -> None:
         self._node = node
@@ -137,7 +138,7 @@ class Bench:
         }
 
     def do_pulse(self) -> None:
-        """Propose whenever this node leads, and note when each command was committed."""
+        """Propose while this node leads, and record when each command was committed."""
         self._pulse = asyncio.create_task(self._propose_for_ever())
 
     async def _propose_for_ever(self) -> None:
@@ -241,7 +242,7 @@ class Cluster:
                 await asyncio.sleep(0.2)
 
     async def settled(self) -> None:
-        """Wait until all nodes are connected, follow one leader and hold one log, give or take what is proposed meanwhile."""
+        """Wait until all nodes are connected, follow one leader and hold one log, except for current proposals."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 views = [(await node.ask("caught_up"))["1"] for node in self.nodes]
@@ -292,13 +293,13 @@ def percent(before: dict[str, float], after: dict[str, float]) -> float:
 
 
 async def measure_throughput(rounds: int, seconds: float, root: Path, show: Callable[[str], None]) -> list[Throughput]:
-    """One group and many take turns, a moment each, so that both meet whatever else the machine does."""
+    """One group and many groups take turns, a moment each, so that other work on the machine affects both."""
     runs: dict[tuple[int, int], list[Throughput]] = {}
     async with contextlib.AsyncExitStack() as stack:
         clusters = [await stack.enter_async_context(cluster_of(groups, root / f"{groups}")) for groups in GROUPS]
         for cluster in clusters:
             await cluster.lead_all(cluster.nodes[0])
-            await cluster.nodes[0].ask("load", in_flight=64, seconds=0.5)  # Caches and buffers get their size.
+            await cluster.nodes[0].ask("load", in_flight=64, seconds=0.5)  # Caches and buffers reach their size.
         for round_ in range(rounds):
             for in_flight in IN_FLIGHT:
                 for cluster in clusters if round_ % 2 else reversed(clusters):
@@ -317,13 +318,13 @@ async def measure_throughput(rounds: int, seconds: float, root: Path, show: Call
 
 
 def share_of(runs: dict[tuple[int, int], list[Throughput]], in_flight: int) -> float:
-    """What many groups reach of what one group does: moment by moment, because the machine's speed changes between them."""
+    """The throughput of many groups relative to one: moment by moment, because the machine's speed varies."""
     one, many = (runs[groups, in_flight] for groups in GROUPS)
     return statistics.median(b.commits_per_s / a.commits_per_s for a, b in zip(one, many, strict=True))
 
 
 def summary(runs: Sequence[Throughput]) -> Throughput:
-    """The middle of the runs, figure by figure."""
+    """The median of the runs, figure by figure."""
     rates = [run.commits_per_s for run in runs]
     return Throughput(
         groups=runs[0].groups,
@@ -442,7 +443,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.3, help="how long each load runs (default 0.3)")
     parser.add_argument("--times", type=int, default=FAILOVERS, help=f"failovers of each kind (default {FAILOVERS})")
     parser.add_argument("--json", action="store_true", help="the report as JSON on standard output, lines to stderr")
-    node = parser.add_argument_group("what a node is started with")
+    node = parser.add_argument_group("internal: the arguments of a node")
     for name in ("--node", "--data", "--port"):
         node.add_argument(name, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,8 +1,8 @@
-"""How long a loop was held up, and whether it was our doing.
+"""The pauses of an event loop, and whether they are our doing.
 
-A pause is how much later than asked for a timer of the loop rings. Of each, the time in which the loop's thread was ready to
-run and had no core is told apart: on a busy machine that is most of it, and nothing here can help it. The rest, "with a core
-at hand", is ours: a turn that was long, a write, a lock or the GIL that was waited for.
+A pause is the delay of a timer of the loop. For each pause, the time in which the loop's thread was ready to run but
+had no core is counted separately: on a busy machine it is most of the pause, and nothing here can avoid it. The rest,
+"with a core at hand", is ours: a long turn, a write, or waiting for a lock or the GIL.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ WATCH_S: Final = 0.001
 
 
 class Pauses:
-    """How long the loop was away, and how much of that its thread waited for a core (Linux tells; elsewhere: nothing)."""
+    """How long the loop paused, and how long its thread waited for a core (known on Linux only)."""
 
     def __init__(self) -> None:
         self._schedstat: int | None = None
         with contextlib.suppress(OSError):
             self._schedstat = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
-        self.seen: list[tuple[float, float]] = []  # Seconds: in all, and with a core at hand.
+        self.seen: list[tuple[float, float]] = []  # Seconds: in total, and with a core at hand.
 
     def _waited_s(self) -> float:
         return 0.0 if self._schedstat is None else int(os.pread(self._schedstat, 64, 0).split()[1]) / 1e9

@@ -1,8 +1,8 @@
-"""What the SDK costs per invocation and per step, without a node and without a socket.
+"""The cost of the SDK per invocation and per step, without a node and without a socket.
 
     python -m bench.sdk [invocations]
 
-A node is played by a few lines that acknowledge every step in the same turn, so what is measured is the handler's process:
+A few lines play the node and acknowledge every step in the same turn, so the measurement covers the handler's process:
 decoding, the machine of an attempt, user code, encoding. `--profile` prints where the time goes.
 """
 
@@ -20,6 +20,7 @@ import uvloop
 from holdfast.sdk import Context, Service
 from holdfast.sdk.endpoint import Endpoint, Stream
 from holdfast.sdk.frames import TO_NODE, Ack, Credit, Frame, Output, Start, StepFrame, decode_batch, encode_batch
+from holdfast.sdk.ids import InvocationId
 from holdfast.sdk.journal import Op, Step, pack_step
 
 IN_FLIGHT = 64
@@ -46,7 +47,7 @@ def services() -> Service:
 
 
 class Node:
-    """Acknowledges what it hears; begins another invocation for each that completes."""
+    """Acknowledges every frame, and begins another invocation for each that completes."""
 
     def __init__(self, handler: str, payload: bytes, invocations: int) -> None:
         self.stream = Stream(Endpoint([services()]), self.write)
@@ -60,7 +61,9 @@ class Node:
         self.left -= 1
         self.open += 1
         step = pack_step(Step(Op.INPUT, "input", [{}], 1, 1, [0, self.payload]))
-        return Start(os.urandom(16), 1, "bench", self.handler, None, 1, 0, 7, [step], False, None, False, False)
+        return Start(
+            InvocationId(os.urandom(16)), 1, "bench", self.handler, None, 1, 0, 7, [step], False, None, False, False
+        )
 
     async def write(self, message: bytes) -> None:
         answers: list[Frame] = []

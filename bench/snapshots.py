@@ -1,16 +1,16 @@
-"""Measures snapshots: cut, upload and restore in MB/s, and how long the loop is held up while a snapshot is cut.
+"""Measures snapshots: cut, upload and restore in MB/s, and the pauses of the loop while a snapshot is cut.
 
     python -m bench.snapshots [--mib n] [--directory d] [--json]
 
-Every figure stands beside what the machine gives without us, in the same run: the raw disk (write and fsync of as many
-bytes) and the raw boto3 client against the same server. Compare the ratios; an absolute figure means little on a
+Each figure is shown beside the speed of the machine without us, in the same run: the raw disk (write and fsync of as
+many bytes) and the raw boto3 client against the same server. Compare the ratios; an absolute figure means little on a
 shared machine. The S3 server is `rclone serve s3` from the development tools, on the same cores and the same disk.
 
-While a snapshot is cut, a writer keeps changing the state on the loop, as a partition does, and a watch measures every
-pause of the loop (`bench/pauses.py`). The two ways to copy an environment are both measured: LMDB's own copy, which is what
-`cut` uses, and a dump of keys and values under one read transaction.
+While a snapshot is cut, a writer keeps changing the state on the loop, like a partition, and a monitor measures every
+pause of the loop (`bench/pauses.py`). Both ways to copy an environment are measured: LMDB's own copy, which `cut` uses,
+and a dump of keys and values in one read transaction.
 
-What a cut does to a real node, how long a node takes to start, and what a follower that fetches a snapshot costs its leader:
+The effect of a cut on a real node, the time in which a node starts, and the cost of a follower's fetch for its leader:
 `python -m bench.snapshots_in_node`.
 """
 
@@ -76,7 +76,7 @@ class Figure:
 
 
 class State:
-    """An environment of about so many bytes, in the shape of a partition's: short keys in no order, small records."""
+    """An environment of about this many bytes, shaped like a partition's: short keys in random order, small records."""
 
     def __init__(self, directory: Path, size: int) -> None:
         directory.mkdir()
@@ -116,7 +116,7 @@ def raw_write(path: Path, size: int) -> None:
 
 
 def dump(env: lmdb.Environment, path: Path) -> None:
-    """The other way to copy: keys and values under one read transaction, hashed, in large writes."""
+    """The other way to copy: keys and values in one read transaction, hashed, in large writes."""
     digest = hashlib.sha256()
     pack = struct.Struct(">HI").pack
     pieces: list[bytes] = []
@@ -249,7 +249,7 @@ def measure(size: int, folder: Path) -> list[Figure]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--mib", type=int, default=1024, help="size of the state")
-    parser.add_argument("--directory", type=Path, default=None, help="where to work; a temporary one by default")
+    parser.add_argument("--directory", type=Path, default=None, help="working directory; a temporary one by default")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=options.directory) as folder:

@@ -39,6 +39,7 @@ import uvloop
 from bench.e2e import free_ports
 from bench.pauses import Pauses
 from holdfast.cluster.config import Config, Endpoint
+from holdfast.cluster.environment import Environment
 from holdfast.cluster.node import Node
 from holdfast.cluster.partition.door import Partition
 from holdfast.log.errors import ProposalError
@@ -49,10 +50,10 @@ from holdfast.statemachine.commands import Command, Complete, Invoke, Mode, Reco
 SECTIONS: Final = ("cut", "restart", "catch-up")
 STEPS: Final = 1_000_000
 STEPS_EACH: Final = 10  # of one invocation
-PAYLOAD: Final = os.urandom(420)  # Of a step: with its keys and its place in the tree it takes about a kilobyte.
-FILL_COMMANDS: Final = 2400  # under way while a state is filled
+PAYLOAD: Final = os.urandom(420)  # Of a step: with its keys and tree overhead it takes about a kilobyte.
+FILL_COMMANDS: Final = 2400  # in flight while a state is filled
 IN_FLIGHT: Final = 64
-CALM_IN_FLIGHT: Final = 8  # Latencies are told of a node that is not saturated.
+CALM_IN_FLIGHT: Final = 8  # Latencies are measured on a node that is not saturated.
 THINK_S: Final = 0.01
 NOTABLE_S: Final = 0.05
 PATIENCE_S: Final = 900.0
@@ -81,7 +82,7 @@ def quantile(ascending: Sequence[float], share: float) -> float:
 
 
 class Bench:
-    """A node with one partition, and what the parent may ask of it."""
+    """A node with one partition, and the requests that the parent may send it."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -107,7 +108,7 @@ class Bench:
         return await answer if asyncio.iscoroutine(answer) else answer
 
     async def do_ready(self) -> None:
-        """Until this node takes and answers a command."""
+        """Wait until this node accepts and answers a command."""
         while True:
             with contextlib.suppress(ProposalError, ValueError):
                 await self.partition.propose(invocation(0)[0])
@@ -121,7 +122,7 @@ class Bench:
         return group.leader == to
 
     async def do_fill(self, steps: int) -> dict[str, float]:
-        """As many steps, or fewer if the leadership ends meanwhile."""
+        """Add this many steps, or fewer if the leadership ends in the meantime."""
         self.drop_effects()
         start = time.perf_counter()
         filled = 0
@@ -161,7 +162,7 @@ class Bench:
         await asyncio.gather(*self._load, return_exceptions=True)
 
     def do_begin(self) -> None:
-        """A phase of the measurement."""
+        """Begin a phase of the measurement."""
         self._latencies, self._refused, self._pauses.seen, self._began = [], 0, [], time.perf_counter()
 
     def do_end(self) -> dict[str, float]:
@@ -182,11 +183,12 @@ class Bench:
 
     async def do_cut(self) -> dict[str, float]:
         start = time.perf_counter()
-        cut = await self.node.snapshots.create(0)
+        router = self.node.router
+        cut = await self.node.snapshots.create(0, partitions=router.count, leader=router.leader)
         return {"seconds": time.perf_counter() - start, "bytes": cut["bytes"], "index": cut["index"]}
 
     def do_progress(self) -> dict[str, float]:
-        """Of what is fetched and applied here; nothing yet while the node starts."""
+        """Progress of the fetch and of applying here; none yet while the node starts."""
         keeper = next(iter(self.node.snapshots.keepers.values()), None)
         status = self.partition.group.status() if self.node.partitions else None
         return {
@@ -209,7 +211,7 @@ async def run_node(options: dict[str, Any]) -> None:
         peer=Endpoint("127.0.0.1", ports[name]),
         peers={peer: Endpoint("127.0.0.1", port) for peer, port in ports.items() if peer != name},
         secret=b"the secret of a benchmark" if len(ports) > 1 else None,
-        snapshot_entries=NEVER,  # Cut when we say so,
+        snapshot_entries=NEVER,  # Cut on request,
         snapshot_bytes=1 << 40,
         snapshot_age=NEVER_S,
         log_tail=options["tail"],
@@ -217,7 +219,7 @@ async def run_node(options: dict[str, Any]) -> None:
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     start = time.perf_counter()
-    node = Node(config, boot=options["boot"])
+    node = Node(config, Environment(boot=options["boot"]))
     starting = asyncio.create_task(node.start())
     bench = Bench(node)
     if not options["early"]:
@@ -240,7 +242,7 @@ class Process:
 
     @classmethod
     async def start(cls, **options: object) -> tuple[Process, float]:
-        """The node, and how long it took to be there, imports not counted."""
+        """The node, and the time of its start without imports."""
         child = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "bench.snapshots_in_node", "--node", json.dumps(options)),
@@ -276,7 +278,7 @@ Report = dict[str, Any]
 
 
 async def fill(nodes: Sequence[Process], steps: int) -> dict[str, float]:
-    """By the first of them, which leads when it is done."""
+    """Filled by the first node, which leads when it is done."""
     leader, filled, seconds = nodes[0], 0, 0.0
     while filled < steps:
         async with asyncio.timeout(PATIENCE_S):
@@ -297,7 +299,7 @@ async def phase(node: Process, seconds: float) -> dict[str, float]:
 
 
 async def measure_alone(data: Path, steps: int, seconds: float, sections: Sequence[str]) -> Report:
-    """Cut and restarts, of one node."""
+    """Cut and restarts of one node."""
     options: dict[str, Any] = {"name": "n1", "ports": {"n1": 0}, "data": str(data), "tail": NEVER}
     options |= {"boot": "first", "early": False, "await_ready": True}
     report: Report = {}
@@ -341,9 +343,9 @@ async def measure_catch_up(data: Path, steps: int, seconds: float) -> Report:
         report["filled"] = await fill(nodes, steps)
         await leader.ask("load", in_flight=CALM_IN_FLIGHT, think_s=THINK_S)
         await phase(leader, 2.0)
-        report["all three there"] = await phase(leader, seconds)
+        report["all three nodes up"] = await phase(leader, seconds)
         await victim.kill()
-        report["one is away"] = await phase(leader, seconds)
+        report["one node down"] = await phase(leader, seconds)
         report["cut"] = cut = await leader.ask("cut")
         async with asyncio.timeout(PATIENCE_S):
             while (await leader.ask("progress"))["base"] < cut["index"] - CATCH_UP_TAIL:
@@ -356,7 +358,10 @@ async def measure_catch_up(data: Path, steps: int, seconds: float) -> Report:
             while not (seen := await nodes[2].ask("progress"))["installs"]:
                 await asyncio.sleep(0.05)
         report["it fetches the snapshot"] = await leader.ask("end")
-        report["from its start until it has it"] = {"seconds": time.perf_counter() - start, "bytes": seen["fetched"]}
+        report["from its start until it has the snapshot"] = {
+            "seconds": time.perf_counter() - start,
+            "bytes": seen["fetched"],
+        }
         report["and has it"] = await phase(leader, seconds)
     finally:
         await asyncio.gather(*(node.kill() for node in nodes))
@@ -407,7 +412,7 @@ def main() -> None:
     parser.add_argument("--only", choices=SECTIONS, action="append", help="a section (may be repeated); default: all")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"journal steps in the state (default {STEPS:,})")
     parser.add_argument("--seconds", type=float, default=10.0, help="how long each phase of a load lasts (default 10)")
-    parser.add_argument("--directory", type=Path, default=None, help="where to work; a temporary one by default")
+    parser.add_argument("--directory", type=Path, default=None, help="working directory; a temporary one by default")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--node", help=argparse.SUPPRESS)
     options = parser.parse_args()

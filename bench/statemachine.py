@@ -1,10 +1,10 @@
-"""What applying costs: microseconds per command on a real LMDB environment, as every replica pays it.
+"""The cost of applying: microseconds per command on a real LMDB environment, as every replica pays it.
 
     python -m bench.statemachine [--invocations N] [--profile]
 
-An invocation of the workload is an Invoke, three RUN steps and a Complete. Invocations go in lockstep by slices, so that
-each of their commands is in another transaction, as it is in a cluster. The transaction is not synced (the log is the
-durable copy), and encoding of batches is left out: it is the log's part.
+An invocation of the workload is an Invoke, three RUN steps and a Complete. Invocations proceed in lockstep by slices,
+so that each of their commands is in another transaction, as in a cluster. The transaction is not synced (the log is the
+durable copy), and the encoding of batches is left out, because it belongs to the log.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from holdfast.statemachine.commands import (
 from holdfast.statemachine.machine import apply
 from holdfast.statemachine.state import State
 
-SLICE = 64  # Commands of one transaction: about what a busy turn brings.
+SLICE = 64  # Commands of one transaction: about as many as in a busy turn.
 
 
 class LmdbTxn:

@@ -1,6 +1,6 @@
-"""Faults on real processes, and the checker that judges what clients saw meanwhile.
+"""Faults on real processes, and the checker that judges what clients observed.
 
-Never imported by what a node runs.
+A node never imports this package.
 """
 
 assert __name__ == "holdfast.chaos", f"import holdfast.chaos, not {__name__}"

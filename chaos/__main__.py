@@ -1,8 +1,8 @@
-"""`python -m holdfast.chaos`: faults on a whole cluster of real processes under load, and a verdict.
+"""`python -m holdfast.chaos`: injects faults into a cluster of real processes under load, and gives a verdict.
 
     python -m holdfast.chaos --seconds 180 [--nodes 3|5] [--replication n] [--seed n] [--out DIR] [--only WORDS]
 
-Ends with 0 if nothing was found, with 1 if something was, and says what. docs/chaos.md tells how to read the report.
+Exits with status 0 if no violation was found, else with 1 and an explanation. docs/chaos.md explains the report.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ def main() -> None:
         prog="python -m holdfast.chaos", description="Faults on a cluster of real processes under load, and a verdict."
     )
     parser.add_argument("--seconds", type=float, default=180.0, help="how long faults happen (default 180)")
-    parser.add_argument("--nodes", type=int, choices=(3, 5), default=3, help="of the cluster (default 3)")
+    parser.add_argument("--nodes", type=int, choices=(3, 5), default=3, help="nodes of the cluster (default 3)")
     parser.add_argument(
         "--replication", type=int, choices=(3, 5), help="replicas of each partition (default: one on each node)"
     )
-    parser.add_argument("--seed", type=int, help="of all choices; the cluster's timing is its own (default: a new one)")
+    parser.add_argument("--seed", type=int, help="seed of all choices; timing still varies (default: random)")
     parser.add_argument("--out", type=Path, help="a new folder for everything recorded (default out/chaos-SEED)")
-    parser.add_argument("--only", metavar="WORDS", help="only faults whose name holds these words, as in 'kill leader'")
-    parser.add_argument("--no-s3", action="store_true", help="without a store of snapshots that all nodes share")
+    parser.add_argument(
+        "--only", metavar="WORDS", help="only faults whose name contains these words, such as 'kill leader'"
+    )
+    parser.add_argument("--no-s3", action="store_true", help="run without a shared snapshot store")
     options = parser.parse_args()
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
     plan = Plan(options.seconds, options.nodes, seed, options.only, options.replication, not options.no_s3)
@@ -47,7 +49,7 @@ def main() -> None:
 
 
 def free_folder(parent: Path, seed: int) -> Path:
-    """`chaos-SEED`; a run with the same seed never writes over an older one."""
+    """A new folder `chaos-SEED`. A run with the same seed never overwrites an older one."""
     number = 1
     while (folder := parent / (f"chaos-{seed}" if number == 1 else f"chaos-{seed}.{number}")).exists():
         number += 1

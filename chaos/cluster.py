@@ -1,8 +1,8 @@
-"""The processes of a chaos run: nodes as people run them, handlers, and proxies on every link between nodes.
+"""The processes of a chaos run: production nodes, handlers, and proxies on every link between nodes.
 
-Each process is started here and ended by its process id; one that ends without having been told to is evidence, kept
-as such, and started again. When a node is out (killed, stopped, told to end) is written down from the signal until it answers
-again: an error that a client meets meanwhile is no wonder, any other is.
+Each process is started here and ended by its process id. A process that ends by itself is recorded as evidence and
+started again. An outage of a node (killed, stopped, told to end) is recorded from the signal until it answers again:
+client errors are excused during an outage, and only then.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any, Final, Self
 import aiohttp
 
 from holdfast.chaos import store
-from holdfast.chaos.bent_node import Bends
+from holdfast.chaos.faulty_node import Bends
 from holdfast.chaos.proxy import Delay, Mode, Pass, Proxy, Throttle
 from holdfast.sdk.ids import partition_key, partition_of
 
@@ -43,12 +43,12 @@ STOP_S: Final = 30.0
 WATCH_EVERY_S: Final = 0.2
 LOOK_S: Final = 1.0
 RESTART_S: Final = 1.0
-#: Room for a log and a state of a long run; LMDB grows its files as it needs them.
+#: Enough space for the log and state of a long run; LMDB grows its files as needed.
 SMALL_DISK_BYTES: Final = 768 << 20
 NOTHING_BYTES: Final = 4 << 20  # A disk with less is as good as full.
 EMPTIED_S: Final = 5.0
 
-#: Snapshots are cut all the time and the log is short, so that whoever was away for seconds needs one.
+#: Snapshots are cut often and the log is short, so that a node that was away for seconds needs a snapshot.
 SNAPSHOT_SETTINGS: Final = {
     "HOLDFAST_SNAPSHOT_ENTRIES": "400",
     "HOLDFAST_SNAPSHOT_INTERVAL": "5s",
@@ -64,7 +64,7 @@ class Outage:
     node: str
     why: str
     since: float
-    until: float | None = None  # None: to this moment
+    until: float | None = None  # None: still out
 
     def touches(self, began: float, ended: float, *, slack_s: float) -> bool:
         return self.since - slack_s <= ended and (self.until is None or began <= self.until + slack_s)
@@ -72,7 +72,7 @@ class Outage:
 
 @dataclass(slots=True)
 class KnownLink:
-    """A proxy that remembers what it was told."""
+    """A proxy that remembers its mode."""
 
     proxy: Proxy
     current: Mode = field(default_factory=Pass)
@@ -91,7 +91,7 @@ class NoSmallDisk(Exception):
 
 
 class NodeCluster:
-    """Use as `async with NodeCluster(root, nodes=3) as cluster`: then nodes answer and handlers are registered."""
+    """Use as `async with NodeCluster(root, nodes=3) as cluster`. Inside, nodes answer and handlers are registered."""
 
     def __init__(
         self,
@@ -107,14 +107,14 @@ class NodeCluster:
     ) -> None:
         self.names: Sequence[str] = [f"n{number}" for number in range(1, nodes + 1)]
         self.partitions = partitions
-        self.replication = replication or nodes  # Of all: then as many may die as the cluster bears.
+        self.replication = replication or nodes  # By default on all nodes, so that a minority of the nodes may die.
         self.oracle = root / "oracle.jsonl"
-        self.deaths: list[str] = []  # Ends that nobody asked for,
-        self.died_of_a_full_disk = 0  # but these, which nobody can prevent.
-        self.emptied_at = -EMPTIED_S  # When a disk that had no byte left was emptied, the last time.
-        self.found: dict[str, list[str]] = {}  # Promise -> sentences, of what faults themselves saw to be wrong.
+        self.deaths: list[str] = []  # Unexpected ends of processes,
+        self.died_of_a_full_disk = 0  # except these, which cannot be prevented.
+        self.emptied_at = -EMPTIED_S  # When a completely full disk was last emptied.
+        self.found: dict[str, list[str]] = {}  # Promise -> violations that the faults themselves observed.
         self.outages: list[Outage] = []
-        self.lives: dict[str, tuple[float, float | None]] = {}  # From when until when each node was a member.
+        self.lives: dict[str, tuple[float, float | None]] = {}  # The time during which each node was a member.
         self.kills = 0
         self.aimed: dict[str, Counter[str]] = defaultdict(Counter)  # Fault -> how often it hit its moment, or missed.
         self.has_store = False
@@ -152,6 +152,8 @@ class NodeCluster:
         self._views: dict[str, dict[str, Any]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
+        self._root_token = f"hf_node_{secrets.token_hex(32)}"  # The admin token of all nodes.
+        self.token = ""  # What clients send: it may start invocations and complete promises, and nothing else.
 
     # -- what faults need (nemesis.Cluster) --------------------------------------------------------------------------
 
@@ -168,12 +170,12 @@ class NodeCluster:
         return child.pid if child is not None and child.returncode is None else None
 
     def leader(self) -> str | None:
-        """Of so many partitions, whoever leads most."""
+        """The node that leads the most partitions."""
         led = Counter(leader for leader in self.leaders().values() if leader in self.names)
         return max(sorted(led), key=lambda name: led[name]) if led else None
 
     async def start(self, name: str) -> None:
-        """Begin a process. It answers some time later, if the others let it."""
+        """Start a process. It answers some time later, if the other nodes permit it."""
         if self._ending or self.pid(name) is not None:
             return
         environment = {key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")}
@@ -187,7 +189,7 @@ class NodeCluster:
                 stdout=log,
                 stderr=log,
                 env=environment,
-                start_new_session=True,  # Ctrl-C in the terminal is for us; we then end them one by one.
+                start_new_session=True,  # Ctrl-C in the terminal must reach only us; we then end the children one by one.
                 preexec_fn=_die_with_parent,
             )
         self._stopped.discard(name)
@@ -223,10 +225,10 @@ class NodeCluster:
     # -- members that come and go ------------------------------------------------------------------------------------
 
     async def newcomer(self) -> str:
-        """A node that nobody has heard of yet, with links and an empty disk. It is not started, and no client knows it.
+        """Create an unknown node with links and an empty disk. It is not started, and no client knows it.
 
-        Of two nodes the one with the smaller name dials, at the address in its own settings: only there can a proxy stand
-        for each pair. So newcomers have smaller names than all before them.
+        Of two nodes, the one with the smaller name dials the address in its own settings. Only there can a proxy stand
+        between each pair, so new nodes get smaller names than all others.
         """
         self._newcomers += 1
         name = f"m{100 - self._newcomers:02d}"
@@ -238,12 +240,12 @@ class NodeCluster:
         return name
 
     def welcome(self, name: str) -> None:
-        """Clients and faults know it from now on."""
+        """Clients and faults use the node from now on."""
         self.names = [*self.names, name]
         self.lives[name] = (time.monotonic(), None)
 
     def forget(self, name: str) -> None:
-        """It is gone for ever."""
+        """The node is gone permanently."""
         self.names = [other for other in self.names if other != name]
         self._views.pop(name, None)
         now = time.monotonic()
@@ -252,7 +254,7 @@ class NodeCluster:
 
     def wipe(self, name: str) -> None:
         """Empty its directory."""
-        assert self.pid(name) is None, "a process does not lose the files that it has open"
+        assert self.pid(name) is None, "wiping the files of a running process proves nothing"
         for path in self.data(name).iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -260,7 +262,7 @@ class NodeCluster:
                 path.unlink()
 
     async def is_turned_away(self, name: str) -> str | None:
-        """Start a node that must refuse to run, and see it end. None: as it should; else what it did instead."""
+        """Start a node that must refuse to run. Returns None if it ended as expected, else what it did instead."""
         await self.start(name)
         child = self._children[name]
         self._doomed.add(child.pid)
@@ -275,11 +277,11 @@ class NodeCluster:
         return None if status > 0 else f"it ended with status {status}: {self._last_words(name)}"
 
     def address(self, name: str) -> str:
-        """Where its peers find it."""
+        """The address for its peers."""
         return self._at(name, "peer")
 
     def said(self, name: str, text: str) -> bool:
-        """Whether it stands at the end of a node's log."""
+        """Whether the end of a node's log contains `text`."""
         return text in self._last_words(name)
 
     # -- what faults change and find ---------------------------------------------------------------------------------
@@ -293,7 +295,7 @@ class NodeCluster:
 
     @property
     def store_link(self) -> KnownLink:
-        """The way of all nodes to the store that they share."""
+        """The link of all nodes to the shared store."""
         assert self._store_link is not None, "left out where there is none"
         return self._store_link
 
@@ -313,12 +315,12 @@ class NodeCluster:
         return f"http://{self._at(name, 'admin')}"
 
     def leaders(self) -> dict[int, str]:
-        """Partition -> who led it in the newest term that anybody reported."""
+        """Partition -> its leader in the newest term that any node reported."""
         newest: dict[int, tuple[int, str]] = {}
         for view in list(self._views.values()):
             for each in view["partitions"]:
                 if each["leader"] is not None:
-                    claim = (each.get("term", 0), each["leader"])  # Without a replica, a node only heard of it.
+                    claim = (each.get("term", 0), each["leader"])  # A node without a replica knows it only by hearsay.
                     newest[each["partition"]] = max(newest.get(each["partition"], claim), claim)
         return {number: leader for number, (_, leader) in newest.items()}
 
@@ -331,27 +333,27 @@ class NodeCluster:
         return max(known)[1] if known else None
 
     def applied(self, name: str) -> dict[int, int]:
-        """Partition -> how far a node has come, as it said last."""
+        """Partition -> the applied index that a node last reported."""
         view = self._views.get(name)
         return {it["partition"]: it["applied"] for it in view["partitions"] if it["here"]} if view is not None else {}
 
     def log_begins(self, name: str) -> dict[int, int]:
-        """Partition -> up to where a node's log of it has been forgotten."""
+        """Partition -> the index up to which a node's log was trimmed."""
         view = self._views.get(name)
         here = [it for it in view["partitions"] if it["here"]] if view is not None else []
         return {it["partition"]: it["snapshot"]["log_begins_behind"] for it in here}
 
     def doing(self, name: str) -> set[str]:
-        """What a node does with snapshots, as it said last."""
+        """What a node last reported to do with snapshots."""
         view = self._views.get(name)
         return {it["snapshot"]["doing"] or "" for it in view["partitions"] if it["here"]} if view is not None else set()
 
     def store_errors(self) -> dict[str, str]:
-        """Node -> what is wrong with the store of snapshots, as it said last."""
+        """Node -> the error of the snapshot store that it last reported."""
         return {name: error for name, view in self._views.items() if (error := view["snapshots"]["error"]) is not None}
 
     def behind(self) -> list[str]:
-        """Replicas that have applied less than another one of their partition, as all said last."""
+        """Replicas that have applied less than another replica of their partition, by the last reports."""
         applied = {name: self.applied(name) for name in self.names}
         sentences = []
         for number, members in self.members().items():
@@ -365,14 +367,14 @@ class NodeCluster:
         return sentences
 
     def running(self, name: str) -> bool:
-        """Whether a process is there and not stopped."""
+        """Whether a process exists and is not stopped."""
         return self.pid(name) is not None and name not in self._stopped
 
     def is_out(self, name: str) -> bool:
         return any(outage.node == name and outage.until is None for outage in self.outages)
 
     def members(self) -> dict[int, list[str]]:
-        """Partition -> who has a replica, by the newest epoch that anybody reported."""
+        """Partition -> the nodes with a replica, by the newest epoch that any node reported."""
         newest: dict[int, tuple[int, list[str]]] = {}
         for view in list(self._views.values()):
             for each in view["partitions"]:
@@ -381,7 +383,7 @@ class NodeCluster:
         return {number: members for number, (_, members) in newest.items()}
 
     def without_majority(self) -> frozenset[str]:
-        """Nodes that cannot reach a majority of some group, over links as they are now."""
+        """Nodes that currently cannot reach a majority of some group."""
         groups = {tuple(self.names), *map(tuple, self.members().values())}
         lonely = set()
         for name in self.names:
@@ -394,14 +396,14 @@ class NodeCluster:
         return name == other or self._links[min(name, other), max(name, other)].is_open
 
     def key_in(self, service: str, partition: int) -> str:
-        """Some key of a service that lies in a partition."""
+        """A key of a service that belongs to a partition."""
         number = 0
-        while partition_of(partition_key(service, f"probe-{number}") + bytes(12), self.partitions) != partition:
+        while partition_of(partition_key(service, f"probe-{number}"), self.partitions) != partition:
             number += 1
         return f"probe-{number}"
 
     async def answers(self, name: str) -> None:
-        """Returns when a node takes requests."""
+        """Wait until a node accepts requests."""
         deadline = time.monotonic() + START_S
         while not await self._healthy(name):
             if time.monotonic() > deadline:
@@ -409,7 +411,7 @@ class NodeCluster:
             await asyncio.sleep(0.05)
 
     async def handlers_answer(self) -> bool:
-        """Whether every process of handlers takes connections."""
+        """Whether every handler process accepts connections."""
         for name in self._handlers:
             host, port = self._places[name]["handlers"]
             try:
@@ -421,7 +423,7 @@ class NodeCluster:
         return True
 
     async def ask_admin(self, path: str, *, method: str = "GET", body: Any = None) -> Any:
-        """Of any node that answers."""
+        """Send a request to the admin API of any node that answers."""
         deadline = time.monotonic() + START_S
         while True:
             for name in self.names:
@@ -435,11 +437,11 @@ class NodeCluster:
                         if response.status < 400:
                             return json.loads(text)
             if time.monotonic() > deadline:
-                raise TimeoutError(f"no node answers {method} {path} with what was asked for")
+                raise TimeoutError(f"no node answers {method} {path} successfully")
             await asyncio.sleep(0.1)
 
     async def create_snapshot(self, partition: int) -> None:
-        """Where it is led, if anybody can be asked right now."""
+        """Ask for a snapshot, if any node can be asked right now."""
         name = next((name for name in self.names if self.running(name)), None)
         if name is not None:
             with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
@@ -465,9 +467,14 @@ class NodeCluster:
         await self._end()
 
     async def _make(self) -> None:
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), headers={"Authorization": f"Bearer {self._root_token}"}
+        )
         self._stack.push_async_callback(self._session.close)
-        (self._root / "secret").write_text(secrets.token_hex(32))
+        for name, secret in (("secret", secrets.token_hex(32)), ("admin-token", self._root_token)):
+            path = self._root / name
+            path.touch(mode=0o600)
+            path.write_text(secret)
         self.oracle.touch()
         for a, b in combinations(self.names, 2):  # Of two nodes the one with the smaller name dials.
             await self._link(a, b)
@@ -486,6 +493,7 @@ class NodeCluster:
                 self.no_store = str(reason)
         await asyncio.gather(*(self.start(name) for name in [*self.names, *self._handlers]))
         await asyncio.gather(*(self.answers(name) for name in self.names))
+        self.token = (await self._posted("/tokens", {"name": "clients", "roles": ["invoke"]}))["token"]
         for name in self._handlers:
             await self._register(name)
         self._background(self._watch())
@@ -505,23 +513,24 @@ class NodeCluster:
         self._store_link, self.has_store = KnownLink(proxy), True
         await self.start(STORE)
 
-    async def _register(self, name: str) -> None:
+    async def _posted(self, path: str, value: Any) -> Any:
+        """What the first node answers to a request of the operator. It is asked until it is ready."""
         deadline = time.monotonic() + START_S
         while True:
             try:
-                async with self._http.post(
-                    self.admin(self.names[0]) + "/deployments", json={"uri": self.url(name)}
-                ) as response:
+                async with self._http.post(self.admin(self.names[0]) + path, json=value) as response:
                     text = await response.text()
                     if response.status < 300:
-                        break
+                        return json.loads(text)
             except (aiohttp.ClientError, OSError) as error:
                 text = str(error)
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{name} cannot be registered: {text}")
+                raise TimeoutError(f"POST {path} failed: {text}")
             await asyncio.sleep(0.1)
-        deployment = json.loads(text)["id"]
-        for node in self.names:  # Until all know it: what follows may be asked of any of them.
+
+    async def _register(self, name: str) -> None:
+        deployment = (await self._posted("/deployments", {"uri": self.url(name)}))["id"]
+        for node in self.names:  # Wait until all nodes know it, because later requests go to any of them.
             while True:
                 with contextlib.suppress(aiohttp.ClientError, OSError):
                     async with self._http.get(f"{self.admin(node)}/deployments/{deployment}") as response:
@@ -530,7 +539,7 @@ class NodeCluster:
                 await asyncio.sleep(0.05)
 
     async def end_processes(self) -> None:
-        """SIGKILL, all of them, for good. What they leave on their disks can be looked at until the cluster is left."""
+        """SIGKILL all processes for good. Their disks can be inspected until the cluster is left."""
         self._ending = True
         tasks = list(self._tasks)
         for task in tasks:
@@ -553,7 +562,7 @@ class NodeCluster:
         except OSError as error:
             raise NoSmallDisk(f"mount cannot be run ({error})") from None
         if done.returncode != 0:
-            raise NoSmallDisk(f"a small file system cannot be mounted ({done.stderr.strip()}): it takes root")
+            raise NoSmallDisk(f"cannot mount a small file system ({done.stderr.strip()}): this requires root")
         self._stack.callback(subprocess.run, ["umount", "--lazy", str(path)], check=False, capture_output=True)
 
     def _is_node(self, name: str) -> bool:
@@ -561,7 +570,7 @@ class NodeCluster:
 
     def _command(self, name: str) -> list[str]:
         if self._is_node(name):
-            return [sys.executable, "-m", "holdfast.chaos.bent_node", str(self._root / f"{name}.bends")]
+            return [sys.executable, "-m", "holdfast.chaos.faulty_node", str(self._root / f"{name}.bends")]
         if name == STORE:
             return store.command(store.find_rclone(), self._places[STORE]["s3"], self.data(STORE))
         host, port = self._places[name]["handlers"]
@@ -587,6 +596,8 @@ class NodeCluster:
             "HOLDFAST_PEERS": ",".join(peers),
             "HOLDFAST_FOUNDERS": ",".join(self._founders),
             "HOLDFAST_SECRET_FILE": str(self._root / "secret"),
+            "HOLDFAST_AUTH": "tokens",
+            "HOLDFAST_ADMIN_TOKEN_FILE": str(self._root / "admin-token"),
             **(store.settings(self.store_link.proxy.address) if self.has_store else {}),
             **self._more_settings,
         }
@@ -605,7 +616,7 @@ class NodeCluster:
 
     def _out(self, name: str, why: str) -> None:
         open_ones = [outage.why for outage in self.outages if outage.node == name and outage.until is None]
-        # A node that was told to end, and is then killed, has another excuse from that moment on.
+        # If a node was told to end and is then killed, its excuse changes at that moment.
         if not open_ones or (why == "killed" and why not in open_ones):
             self.outages.append(Outage(name, why, time.monotonic()))
 
@@ -642,7 +653,7 @@ class NodeCluster:
         return False
 
     def _is_full(self, name: str) -> bool:
-        """Or was a moment ago: a process that met it may end after it was emptied."""
+        """Whether the disk is or was just full: a process may end after the disk was emptied."""
         disk = os.statvfs(self.data(name))
         return disk.f_bavail * disk.f_frsize < NOTHING_BYTES or time.monotonic() < self.emptied_at + EMPTIED_S
 
@@ -662,14 +673,14 @@ class NodeCluster:
             async with self._http.get(
                 self.admin(name) + "/cluster", timeout=aiohttp.ClientTimeout(total=LOOK_S)
             ) as response:
-                response.raise_for_status()  # While it starts it answers with what it waits for.
+                response.raise_for_status()  # A starting node answers with what it waits for.
                 self._views[name] = await response.json()
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
             self._views.pop(name, None)
 
 
 class _Net:
-    """Hands out where processes listen: door -> address."""
+    """Allocates listening addresses for processes: port name -> address."""
 
     def __init__(self) -> None:
         self._second, self._third = secrets.randbelow(200) + 20, secrets.randbelow(250) + 1
@@ -678,9 +689,9 @@ class _Net:
     def place(self) -> dict[str, tuple[str, int]]:
         self._given += 1
         if platform.system() == "Linux":
-            # A network of our own within loopback: nobody else takes a port while its owner is down.
+            # A private network within loopback: no other process takes a port while its owner is down.
             return {door: (f"127.{self._second}.{self._third}.{self._given}", port) for door, port in PORTS.items()}
-        # Elsewhere loopback is one address. Ports that were free a moment ago are likely to stay so.
+        # On other systems loopback is one address. Ports that were just free are likely to stay free.
         with contextlib.ExitStack() as stack:
             return {door: _free_address(stack) for door in PORTS}
 
@@ -693,6 +704,6 @@ def _free_address(stack: contextlib.ExitStack) -> tuple[str, int]:
 
 
 def _die_with_parent() -> None:
-    """In the child: if the run itself is killed, nothing of it stays behind."""
+    """In the child: die if the run itself is killed."""
     if platform.system() == "Linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -2,8 +2,9 @@
 
     python -m holdfast.chaos.demo [--seconds 60]
 
-What is shown is counted outside of the cluster: the handlers' effects in the oracle's file, the clients' answers here. Without
-a terminal it prints lines. Ctrl-C ends it early, with the verdict on what happened until then; a second one at once.
+All figures are counted outside the cluster: the handlers' effects in the oracle's file, the clients' answers here.
+Without a terminal it prints lines. Ctrl-C ends the demo early, with a verdict on what happened so far; a second Ctrl-C
+ends it at once.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ KILL_EVERY_S: Final = 4.0
 DOWN_S: Final = 1.0
 PARTITIONS: Final = 8
 WIDTH_MAX: Final = 110
-NARROW: Final = 84  # Below, less is shown of each node.
+NARROW: Final = 84  # Below this width, less is shown per node.
 REFRESH_S: Final = 0.25
 LINE_EVERY_S: Final = 5.0
 LAST_ANSWERS_S: Final = 60.0
@@ -51,7 +52,7 @@ BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 
 
 class Ledger:
-    """The oracle's file, read as it grows: which steps happened, and which should not have."""
+    """The oracle's file, read as it grows: which steps ran, and which should not have."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -109,7 +110,7 @@ class Demo:
         self._lost_live = 0
 
     async def run(self) -> bool:
-        """Whether every promise was kept."""
+        """Run the demo. Returns whether every promise was kept."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._end_early)
@@ -159,7 +160,7 @@ class Demo:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.stop.wait(), self.seconds)
         self.stop.set()
-        await beside[1]  # Whoever was killed last is started again.
+        await beside[1]  # The node killed last is started again.
         _, slow = await asyncio.wait(clients, timeout=LAST_ANSWERS_S)
         for task in [*slow, beside[0]]:
             task.cancel()
@@ -204,7 +205,7 @@ class Demo:
             await self._pause(max(0.5, since + KILL_EVERY_S - time.monotonic()))
 
     async def _measure(self, cluster: NodeCluster, asker: Asker, victim: str, led: list[int], since: float) -> None:
-        """How long until every order to a partition of the victim is answered again, as another node's client sees it."""
+        """Measure, from another node, how long it takes until orders to all of the victim's partitions are answered again."""
         others = [name for name in cluster.names if name != victim]
         asks = [
             Ask("orders", f"gap-{len(self.kills)}-{partition}", others[partition % len(others)], since)
@@ -230,7 +231,7 @@ class Demo:
             await asyncio.wait_for(self.stop.wait(), seconds)
 
     async def _count(self, cluster: NodeCluster) -> None:
-        """Once a second: the figures of that second, and what the ledger says."""
+        """Update the figures and the ledger once a second."""
         before = 0
         while True:
             await asyncio.sleep(1.0)
@@ -382,7 +383,7 @@ def _figure(name: str, value: str, color: str = "default") -> Text:
 
 
 def _key_in(partition: int, mark: str) -> str:
-    """An idempotency key whose invocation lies in a partition: the id is computed from it."""
+    """An idempotency key whose invocation belongs to a partition: the id is computed from the key."""
     from holdfast.sdk.ids import idempotent_id, partition_of
 
     number = 0

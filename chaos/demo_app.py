@@ -1,4 +1,4 @@
-"""The sample deployment of `make demo`: an order is charged, reserved and shipped. Each step leaves a line outside.
+"""The sample deployment of `make demo`: an order is charged, reserved and shipped. Each step writes a line to a file.
 
 python -m holdfast.chaos.demo_app --host 127.0.0.1 --port 9080 --oracle FILE
 """
@@ -14,7 +14,7 @@ from typing import Final
 from holdfast.chaos.oracle import Oracle
 from holdfast.sdk import Context, Service, current_step, serve
 
-#: A partner takes a little time to answer.
+#: How long a partner takes to answer.
 PARTNER_S: Final = 0.002
 
 _oracle: list[Oracle] = []
@@ -24,7 +24,7 @@ orders = Service("orders")
 
 @orders.handler
 async def place(ctx: Context, order: str) -> list[str]:
-    """Three steps, one after the other. Whoever dies meanwhile, each is done once and then never again."""
+    """Three steps, one after the other. Whichever process dies, no journaled step runs again."""
     charged = await ctx.run("charge", partner, order, 0, ctx.attempt)
     reserved = await ctx.run("reserve", partner, order, 1, ctx.attempt)
     shipped = await ctx.run("ship", partner, order, 2, ctx.attempt)

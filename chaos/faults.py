@@ -1,4 +1,4 @@
-"""Faults of a whole cluster, beside those of `nemesis`: handlers, restarts, clocks, disks, and links that come and go."""
+"""Faults of a whole cluster, in addition to those of `nemesis`: handlers, restarts, clocks, disks, and flapping links."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ RESERVE_BYTES: Final = 24 << 20  # Less than the 64 MiB that a node keeps free.
 
 
 class Flap(Fault):
-    """The links of one node break and come back, again and again, faster than anybody can settle."""
+    """The links of one node break and come back repeatedly, faster than the cluster can settle."""
 
     def __init__(self, target: Target, manner: Manner, chance: random.Random) -> None:
         self.name = f"flapping {target} ({manner})"
@@ -108,7 +108,7 @@ class KillHandlers(Fault):
 
 
 class PauseHandlers(Fault):
-    """SIGSTOP of a handler process: its connections stay, and it goes on later with what it believed then."""
+    """SIGSTOP of a handler process: its connections stay open, and it continues later with outdated knowledge."""
 
     def __init__(self, chance: random.Random) -> None:
         self.name = "pause handlers"
@@ -130,7 +130,7 @@ class PauseHandlers(Fault):
 
 
 class RollingRestart(Fault):
-    """SIGTERM to one node after the other; the next when the last one takes requests again."""
+    """SIGTERM to one node after the other, each when the previous one accepts requests again."""
 
     instant = False
 
@@ -203,8 +203,8 @@ class SlowDisk(Fault):
 class FullDisk(Fault):
     """The disk of one node fills up, and is emptied again.
 
-    Down to less than a node keeps free for itself, it must refuse what is new and go on. To the last byte, it may end: what
-    it has to write down has no place, and whoever supervises it starts it again.
+    With less space than a node keeps in reserve, it must refuse new requests and continue. Without a single byte, it
+    may end, because it cannot write what it must; its supervisor starts it again.
     """
 
     def __init__(self, *, left_bytes: int) -> None:
@@ -223,7 +223,7 @@ class FullDisk(Fault):
         size = disk.f_bavail * disk.f_frsize - self._left_bytes
         filler = os.open(nodes.data(self._victim) / FILLER, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            with contextlib.suppress(OSError):  # The node writes meanwhile: what it took, we need not.
+            with contextlib.suppress(OSError):  # The node writes at the same time, so less may be left to fill.
                 os.posix_fallocate(filler, 0, max(1, size))
         finally:
             os.close(filler)
@@ -237,7 +237,7 @@ class FullDisk(Fault):
 
 
 class Family(StrEnum):
-    """What a fault is about: the lanes of the report, and why even a short run has something of everything."""
+    """The subject of a fault. Each family is a lane of the report, and even a short run has some of each."""
 
     PROCESSES = "processes"
     NETWORK = "network"
@@ -251,7 +251,7 @@ class Family(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A fault and how long it is in force: between two bounds, short times as likely as long ones."""
+    """A fault and the bounds of its duration. Short durations are as likely as long ones."""
 
     family: Family
     fault: Fault
@@ -262,7 +262,7 @@ class Turn:
         return math.exp(chance.uniform(math.log(low), math.log(high))) if low > 0 else 0.0
 
 
-NOW: Final = (0.0, 0.0)  # What takes its own time.
+NOW: Final = (0.0, 0.0)  # For faults that determine their own duration.
 SHORT: Final = (0.5, 3.0)
 LONG: Final = (1.0, 6.0)
 
@@ -283,7 +283,7 @@ def a_round(cluster: NodeCluster, chance: random.Random, *, pause_s_max: float =
 
 
 def shuffled(turns: Sequence[Turn], chance: random.Random) -> list[Turn]:
-    """In an order of which any part has of each family about its share, so that a short run is a small long one."""
+    """Shuffle so that any part of the order has about the same share of each family. A short run is then a small long one."""
     placed = []
     for family in Family:
         some = [turn for turn in turns if turn.family is family]

@@ -1,12 +1,11 @@
-"""Looks for bytes that cost a node far more than their size: `python -m holdfast.chaos.fuzz --seconds 60`, or `make fuzz`.
+"""Searches for messages that cost a node far more than their size: `make fuzz`, or `python -m holdfast.chaos.fuzz`.
 
-Whatever reads bytes from outside is fed with messages that are made to be expensive: many elements, deep nesting, headers that
-claim more than there is, valid frames without end. Two figures are taken of each: the longest time for which the event loop
-could do nothing else, and the most memory that was taken at a time. What turns out worse than anything before is changed
-further. The report says the worst that was found for each reader.
+Every reader of external bytes gets messages designed to be expensive: many elements, deep nesting, headers that claim
+more than there is, endless valid frames. Each is measured twice: the longest time that the event loop was blocked, and
+the peak memory. A message that is worse than all before is mutated further. The report lists the worst one per reader.
 
-Memory must stay below `ALLOWED_TIMES` times the size of the message, or below a constant if that is more; else the run fails.
-Time is processor time, so that it does not depend on what else the machine does. It is reported, and not judged.
+The run fails if memory exceeds both a constant and `ALLOWED_TIMES` times the size of the message. Time is processor
+time, so that it does not depend on the load of the machine. It is reported, but not judged.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ import msgpack
 from holdfast.cluster.admin import parameters
 from holdfast.cluster.admin.views import SHOWN_BYTES_MAX, read_payload, show_payload
 from holdfast.cluster.errors import Circumstance
+from holdfast.cluster.handlers.protocols.native.manifest import MANIFEST_BYTES_MAX, read_manifest
 from holdfast.cluster.ingress import ingress
 from holdfast.cluster.peers.rpc import Rpc
-from holdfast.cluster.registry.manifest import MANIFEST_BYTES_MAX, read_manifest
-from holdfast.log.messages import APP_BYTES_MAX, Malformed
+from holdfast.log.messages import APP_BYTES_MAX, SLICED_BYTES, Malformed, slices
 from holdfast.log.messages import decode as decode_messages
 from holdfast.sdk.bounds import load_json
 from holdfast.sdk.frames import (
@@ -47,12 +46,12 @@ from holdfast.snapshots.errors import PeerRefused
 from holdfast.snapshots.transfer import Offer
 
 MIB: Final = 1024 * 1024
-#: What a message may take: so many times its size, and for small ones this much.
+#: Memory that a message may take: a multiple of its size, and a constant for small ones.
 ALLOWED_TIMES: Final = 4
 ALLOWED_BYTES: Final = 16 * MIB
 GOAL_MS: Final = 50.0
 
-#: Takes a message in steps, each of which the loop does in one go.
+#: Reads a message in steps, each of which runs on the event loop without interruption.
 Reader = Callable[[bytes], Iterator[None]]
 
 
@@ -69,8 +68,12 @@ def _frames(raw: bytes) -> Iterator[None]:
 
 
 def _peer(raw: bytes) -> Iterator[None]:
-    decode_messages(raw)
-    yield
+    if len(raw) <= SLICED_BYTES:
+        decode_messages(raw)
+        return
+    for part in slices(raw):
+        decode_messages(part)
+        yield
 
 
 def _rpc(raw: bytes) -> Iterator[None]:
@@ -127,7 +130,7 @@ class Cost(NamedTuple):
 
 
 def cost_of(reader: Reader, raw: bytes, *, timed: bool = True) -> Cost:
-    """The less of two times is the one that was disturbed less."""
+    """Measure a message. Of two times, the shorter one was disturbed less."""
     held_s = min(_longest(reader, raw), _longest(reader, raw)) if timed else 0.0
     tracemalloc.start()
     try:
@@ -211,7 +214,7 @@ _SHARES: Final = (1.0, 0.5, 0.1, 0.01, 0.0015)
 
 
 def shapes(decoder: Decoder) -> Iterator[Shape]:
-    """Those that are known to be bad for parsers, each in several sizes."""
+    """Shapes that are known to be hard on parsers, each in several sizes."""
     heads, units, tails = _parts(decoder)
     for unit in units:
         for head in heads:

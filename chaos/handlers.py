@@ -1,8 +1,8 @@
-"""The services that a chaos run works on. Every step tells the oracle; each service is there for one promise.
+"""The services of a chaos run. Every step reports to the oracle; each service tests one promise.
 
     python -m holdfast.chaos.handlers --host 127.0.0.1 --port 9080 --oracle FILE --offer flow,approval
 
-What a step returns is drawn anew each time it runs, so a result shows which run of the step the journal kept.
+A step returns a new random value each time it runs, so a result shows which run of the step the journal kept.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ counter = VirtualObject("counter")
 
 @counter.handler
 async def add(ctx: ObjectContext, mark: str) -> int:
-    """Reads, then writes, alone: from the first to the last effect nobody else of this key may be seen."""
+    """Reads, then writes, exclusively: between its first and last effect no other handler of this key may run."""
     await ctx.run("enter", step_of(ctx, "counter", mark, 0, ctx.key))
     count = (await ctx.get("count", int) or 0) + 1
     ctx.set("count", count)
@@ -132,7 +132,7 @@ approval = Workflow("approval")
 
 @approval.main
 async def wait(ctx: WorkflowContext, given: dict[str, Any]) -> dict[str, Any]:
-    """Waits for an answer, at most so long. Both ends of the wait are times of a clock that no fault touches."""
+    """Waits for an answer with a timeout. Both ends of the wait are measured with a clock that no fault touches."""
     mark = given["mark"]
     began = await ctx.run("begin", clock_of(ctx, "approval", mark, 0))
     chosen, who = await ctx.select(answer=ctx.promise("answer", str), late=ctx.sleep(given["seconds"]))

@@ -1,4 +1,4 @@
-"""What clients asked and what they were told, with times: the evidence a checker judges.
+"""The requests of clients and their answers, with times: the evidence that a checker judges.
 
 A history is written while it happens. An operation's first line is on file before the operation leaves the client,
 so a client that dies leaves an operation of unknown outcome, never a missing one. Times are CLOCK_MONOTONIC of one
@@ -54,13 +54,13 @@ class Operation:
 
     def __post_init__(self) -> None:
         if self.outcome is Outcome.OK and self.returned is None:
-            raise BadHistory(f"an acknowledged operation has a time of return: {self}")
+            raise BadHistory(f"an acknowledged operation must have a time of return: {self}")
         if self.returned is not None and not self.invoked <= self.returned:
-            raise BadHistory(f"an operation returns after it was invoked: {self}")
+            raise BadHistory(f"an operation must return after it was invoked: {self}")
 
     @property
     def deadline(self) -> float:
-        """The latest moment at which it can have taken effect."""
+        """The latest moment at which the operation can have taken effect."""
         if self.outcome is not Outcome.OK or self.returned is None:
             return math.inf
         return self.returned

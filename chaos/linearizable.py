@@ -62,7 +62,7 @@ Verdict = Linearizable | Violation | GaveUp
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    judged: int  # Operations that had a say: neither `fail` nor reads of unknown outcome.
+    judged: int  # Operations that count: neither `fail` nor reads of unknown outcome.
     verdicts: dict[str, Verdict]
 
     @property
@@ -277,7 +277,7 @@ def search(operations: Sequence[Operation], model: Model, *, work_max: int) -> V
 
 
 def _explore(operations: Sequence[Operation], model: Model, work_max: int) -> _Stuck | int | None:
-    """None: an order exists. A number: undecided after so many steps."""
+    """None: an order exists. A number: undecided after that many steps."""
     relevant = _relevant(operations)
     known = [operation for operation in relevant if operation.outcome is Outcome.OK]
     everything = known + [operation for operation in relevant if operation.outcome is Outcome.INFO]
@@ -549,7 +549,7 @@ def prefix_until(operations: Sequence[Operation], end: float) -> list[Operation]
 
 
 def _relevant(operations: Sequence[Operation]) -> list[Operation]:
-    """In order of invocation, without what did not happen and without reads nobody saw the answer of."""
+    """In order of invocation, without operations that did not happen and reads whose answer was lost."""
     return sorted(
         (
             it
@@ -581,7 +581,7 @@ def _pair(operation: Operation) -> tuple[Value, Value]:
     match operation.argument:
         case (old, new):
             return old, new
-    raise BadHistory(f"the argument of cas is (old, new): {operation}")
+    raise BadHistory(f"the argument of cas must be (old, new): {operation}")
 
 
 def _text(value: Value) -> str:
@@ -593,7 +593,7 @@ def _elements(read: Operation) -> tuple[Value, ...]:
     match read.result:
         case tuple() | frozenset() as elements:
             return tuple(elements)
-    raise BadHistory(f"the result of read-all is a tuple or a frozenset: {read}")
+    raise BadHistory(f"the result of read-all must be a tuple or a frozenset: {read}")
 
 
 def _reads_are_ordered(operations: Sequence[Operation]) -> bool:
@@ -604,12 +604,12 @@ def _reads_are_ordered(operations: Sequence[Operation]) -> bool:
 
 
 def _adds(operations: Sequence[Operation]) -> dict[Value, Operation]:
-    """Who added what. Two adds of one element could not be told apart, so they are refused."""
+    """Element -> its add. Two adds of one element cannot be told apart, so they are refused."""
     adds: dict[Value, Operation] = {}
     for operation in operations:
         if operation.kind is Kind.ADD and operation.outcome is not Outcome.FAIL:
             if isinstance(operation.argument, bool) or not isinstance(operation.argument, (str, int)):
-                raise BadHistory(f"an element is a string or an integer: {operation}")
+                raise BadHistory(f"an element must be a string or an integer: {operation}")
             if operation.argument in adds:
                 raise BadHistory(f"added twice: {operation} and {adds[operation.argument]}")
             adds[operation.argument] = operation

@@ -1,11 +1,11 @@
-"""Tries to make the replicated log lose something: real processes, real disks, real faults, and a judge.
+"""Tries to make the replicated log lose data: real processes, real disks, real faults, and a checker.
 
     python -m holdfast.chaos.log --seconds 600 [--nodes 3|5] [--net proxy|netns] [--seed n] [--out DIR]
 
 Clients write, swap and read registers and append-only sets while nodes are killed, stopped and cut off, members are
-replaced and leaders moved. Then everything is healed. The log must come back to life by itself, every key is read once more,
-all members must hold the same log, and the recorded history must have an order that explains every answer.
-Ends with 0 if nothing was found, 1 if something was, and says what. docs/chaos.md tells how to read the report.
+replaced and leaders moved. Then everything is repaired. The log must recover by itself, every key is read once more,
+all members must hold the same log, and the recorded history must have an order that explains every answer. Exits with
+status 0 if no violation was found, else with 1 and an explanation. docs/chaos.md explains the report.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Result:
-    """What a run gives: `ok` is true if nothing speaks against the log."""
+    """The result of a run: `ok` is true if there is no evidence against the log."""
 
     command: str
     took_s: float = 0.0
@@ -76,7 +76,7 @@ class Result:
     alive_after_s: float | None = None  # from the last repair until every group had acknowledged an operation
     violations: list[str] = field(default_factory=list)
     undecided: list[str] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)  # what else speaks against the log
+    complaints: list[str] = field(default_factory=list)  # other evidence against the log
 
     @property
     def ok(self) -> bool:
@@ -111,7 +111,7 @@ def listed(counts: dict[str, int]) -> str:
 
 
 async def run(plan: Plan, out: Path, *, show: Callable[[str], None] = lambda _: None) -> Result:
-    """Everything of one run goes to `out`, which must not exist: history, faults, the nodes' logs and data."""
+    """Run a plan. History, faults, the nodes' logs and data go to `out`, which must not exist."""
     out.mkdir(parents=True)
     began = time.monotonic()
     result = Result(plan.command())
@@ -172,7 +172,7 @@ async def put_under_stress(
 
 
 def faults_for(net: Net, chance: random.Random) -> list[Fault]:
-    """Routes between namespaces cannot be slow, so there the faults that need it are left out."""
+    """Routes between namespaces cannot be slow, so faults that need slow links are left out there."""
     every = every_kind(chance)
     return every if net is Net.PROXY else [fault for fault in every if "slow" not in fault.name]
 
@@ -186,7 +186,7 @@ async def tell_progress(clients: Sequence[Client], faults: FaultLog, show: Calla
 
 
 async def see_life(cluster: LogCluster, result: Result) -> None:
-    """With all faults gone, every group must acknowledge again, without anybody's help."""
+    """After all faults are repaired, every group must acknowledge again by itself."""
     healed = time.monotonic()
     connections = {name: Connection(cluster.socket(name)) for name in cluster.names}
     for group in cluster.groups:
@@ -198,7 +198,7 @@ async def see_life(cluster: LogCluster, result: Result) -> None:
                 break
             leader = cluster.leader_of(group)
             with contextlib.suppress(Unreachable, Lost):
-                # Outside of the history: a key that no client uses.
+                # Not part of the history: a key that no client uses.
                 request = {"do": "write", "group": group, "key": "alive", "argument": healed}
                 if leader is not None and "error" not in await connections[leader].ask(request, 1.0):
                     result.alive_after_s = time.monotonic() - healed
@@ -209,7 +209,7 @@ async def see_life(cluster: LogCluster, result: Result) -> None:
 
 
 async def keep_changing(cluster: LogCluster, chance: random.Random, result: Result) -> None:
-    """Move leaderships and replace members, all the time, whatever else goes wrong."""
+    """Move leaderships and replace members all the time, during all other faults."""
     changes: Counter[str] = Counter()
     connections = {name: Connection(cluster.socket(name)) for name in cluster.names}
     try:
@@ -247,7 +247,7 @@ def wish(cluster: LogCluster, chance: random.Random, members: Sequence[str]) -> 
 
 
 async def disagreements(cluster: LogCluster, result: Result) -> list[str]:
-    """All members of a group must come to hold the same commands in the same order."""
+    """Check that all members of a group eventually hold the same commands in the same order."""
     found = []
     for group in cluster.groups:
         deadline = time.monotonic() + AGREE_S
@@ -315,7 +315,7 @@ def main() -> None:
     parser.add_argument(
         "--net", type=Net, choices=list(Net), default=Net.PROXY, help="how links are cut (default proxy)"
     )
-    parser.add_argument("--seed", type=int, help="of all choices; the cluster's timing is its own (default: a new one)")
+    parser.add_argument("--seed", type=int, help="seed of all choices; timing still varies (default: random)")
     parser.add_argument("--out", type=Path, help="a new folder that keeps history, faults, logs, data and report")
     parser.add_argument("--forgetful", action="store_true", help="plant a fault instead, to see that it is found")
     options = parser.parse_args()

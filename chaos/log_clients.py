@@ -1,9 +1,9 @@
-"""Clients of a chaos run: they ask, record what they were told, and never ask twice for what may have happened.
+"""Clients of a chaos run: they record every answer, and never repeat a request that may have taken effect.
 
-A definite refusal (the node says so, or the request never left) is tried again, elsewhere. Silence after a request left
-is an unknown outcome: the operation stays open in the history for ever. Keys are used for a few seconds and then only
-read once more at the very end, so that each key's history stays small enough to judge and old acknowledgements
-are still looked at after everything that happened since.
+After a definite refusal (the node says so, or the request was never sent), the client tries another node. Silence after
+a request was sent is an unknown outcome: the operation stays open in the history forever. Keys are used for a few
+seconds and then read only once more at the very end. So each key's history stays small enough to judge, and old
+acknowledgements are checked after everything that happened since.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SETS = 3
 KEY_LIFE_S = 10.0
 THINK_S = 0.04
 ANSWER_S = 3.0  # How long a client waits for an answer before it calls the outcome unknown.
-PATIENCE_S = 20.0  # How long it goes on asking after definite refusals.
+PATIENCE_S = 20.0  # How long it retries after definite refusals.
 
 
 class Client:
@@ -105,11 +105,11 @@ class Client:
 
 
 async def read_everything(client: Client, keys: Sequence[str]) -> list[str]:
-    """One last read of every key. Returns those that gave no answer."""
+    """Read every key one last time. Returns the keys without an answer."""
     silent = []
     for key in keys:
         kind = Kind.READ if key.startswith("r") else Kind.READ_ALL
-        for _ in range(5):  # A read may be asked again as often as one likes.
+        for _ in range(5):  # A read may be repeated any number of times.
             outcome, _ = await client.ask(kind, key)
             if outcome is Outcome.OK:
                 break

@@ -1,7 +1,7 @@
-"""The processes of a chaos run on the replicated log, and what faults and clients need of them.
+"""The processes of a chaos run on the replicated log, as faults and clients use them.
 
-Nodes dial each other through proxies, or live in network namespaces of their own. All that was started is ended by its
-process id. A node that ends without having been told to is evidence against the log, and is kept as such.
+Nodes dial each other through proxies, or run in network namespaces of their own. Every process is ended by its process
+id. A node that ends by itself is recorded as evidence against the log.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class Net(StrEnum):
 
 
 class Unreachable(Exception):
-    """The request never left: nobody listens there."""
+    """The request was never sent: nothing listens there."""
 
 
 class Lost(Exception):
-    """The request left and no answer came: it may have been carried out."""
+    """The request was sent but not answered: it may have been carried out."""
 
 
 class Connection:
-    """One client's way to one node. After a failure the next request dials anew."""
+    """One client's connection to one node. After a failure, the next request dials again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -92,7 +92,7 @@ class LogCluster:
         self.names: Sequence[str] = [f"n{number}" for number in range(1, members + 2)]
         self.first_members = tuple(self.names[:members])
         self.groups = range(1, groups + 1)
-        self.deaths: list[str] = []  # Ends that nobody asked for.
+        self.deaths: list[str] = []  # Unexpected ends of processes.
         self.restarts = 0
         self._root = root
         self._net = net
@@ -169,12 +169,12 @@ class LogCluster:
         return self._sockets / name
 
     def leader_of(self, group: int) -> str | None:
-        """Who led in the newest term that anybody reported."""
+        """The leader in the newest term that any node reported."""
         claims = [(view["term"], name) for name, view in self._reports(group) if view["role"] == "leader"]
         return max(claims)[1] if claims else None
 
     def members_of(self, group: int) -> tuple[str, ...]:
-        """Of the newest epoch that anybody reported."""
+        """The members in the newest epoch that any node reported."""
         views = [view for _, view in self._reports(group)]
         return tuple(max(views, key=lambda view: view["epoch"])["members"]) if views else self.first_members
 
@@ -185,7 +185,7 @@ class LogCluster:
                     yield name, view
 
     async def statuses(self, group: int) -> dict[str, dict[str, Any]]:
-        """What each node that answers says of a group right now."""
+        """The current status of a group from each node that answers."""
         await asyncio.gather(*(self._look_at(name) for name in self.names))
         return dict(self._reports(group))
 
@@ -205,7 +205,7 @@ class LogCluster:
         await self._end()
 
     async def _make(self) -> None:
-        # A path of a socket has at most 107 characters, so they have a short place of their own.
+        # The path of a socket has at most 107 characters, so sockets get a short directory of their own.
         self._sockets = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="hf-")))
         if self._net is Net.NETNS:
             self._network = self._stack.enter_context(Network(self.names))
@@ -214,7 +214,7 @@ class LogCluster:
             for a, b in combinations(self.names, 2):
                 self._introduce(a, b, (self._listen[b], PORT), (self._listen[a], PORT))
         else:
-            # A network of our own within loopback: nobody else takes the port while a node is down.
+            # A private network within loopback: no other process takes the port while a node is down.
             second, third = secrets.randbelow(200) + 20, secrets.randbelow(250) + 1
             self._listen = {name: f"127.{second}.{third}.{number}" for number, name in enumerate(self.names, start=1)}
             proxies = {}

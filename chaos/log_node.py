@@ -2,8 +2,8 @@
 
     python -m holdfast.chaos.log_node --name n1 --listen 127.0.0.1:7000 --data DIR --socket PATH --peers JSON ...
 
-The state is in memory and is rebuilt from the log on every start, so a lost entry shows at once. Clients speak lines of JSON
-on a socket in the file system, which faults on the network do not touch: what a client is told is then the node's doing.
+The state is in memory and is rebuilt from the log on every start, so a lost entry shows at once. Clients send lines of
+JSON over a socket in the file system, which network faults do not affect, so every answer comes from the node itself.
 The node ends when its standard input does, so nothing outlives the run that started it.
 """
 
@@ -23,16 +23,17 @@ from typing import Any
 import msgpack
 
 from holdfast.log.engine import Snapshot
+from holdfast.log.environment import NodeConfig
 from holdfast.log.errors import ProposalError
 from holdfast.log.messages import GroupId
-from holdfast.log.node import Group, LogNode, NodeConfig
+from holdfast.log.node import Group, LogNode
 from holdfast.log.replica import Committed
 from holdfast.log.rows import Rows
 from holdfast.log.sockets import Address
 from holdfast.sdk.loop import new_event_loop
 
 SECRET_VARIABLE = "HOLDFAST_CHAOS_SECRET"
-FORGET_EVERY = 40  # A planted fault forgets every so many writes.
+FORGET_EVERY = 40  # The planted fault drops one of this many writes.
 #: There are few groups here: every commit makes a row, and rows come and go.
 ROWS = Rows(groups_min=1, recent_bytes=64 * 1024, filed_every=8, kept_bytes=256 * 1024, sparse=2)
 
@@ -78,11 +79,11 @@ class KeyValues:
         return self.registers.get(key) if kind == "read" else list(self.sets.get(key, ()))
 
     def snapshot(self) -> Snapshot | None:
-        return None  # The log is never trimmed here: whoever joins reads it from its beginning.
+        return None  # The log is never trimmed here: a new member reads it from the beginning.
 
 
 class Server:
-    """What clients and the run ask of a node."""
+    """Serves the requests of clients and of the run."""
 
     def __init__(self, *, forgetful: bool) -> None:
         self.machines: dict[GroupId, KeyValues] = {}
@@ -100,7 +101,7 @@ class Server:
                 writer.write(json.dumps(await self._answer(json.loads(line))).encode() + b"\n")
                 await writer.drain()
         except ConnectionError:
-            pass  # A client that gave up; what it asked for stays open, as it knows.
+            pass  # The client gave up; its operation stays open in the history.
         finally:
             writer.close()
 
@@ -175,9 +176,9 @@ async def run(options: argparse.Namespace, secret: bytes) -> None:
             server.node.create_group(group, tuple(options.members))
     options.socket.unlink(missing_ok=True)
     listening = await asyncio.start_unix_server(server.serve, options.socket)
-    assert listening.is_serving()  # Also a reference: a loop forgets a server that nobody holds.
+    assert listening.is_serving()  # Also keeps a reference: the event loop drops a server without one.
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
-    os._exit(0)  # Like a kill: there is nobody left to hand over to.
+    os._exit(0)  # Like a kill: there is no node left to hand over to.
 
 
 def main() -> None:

@@ -1,8 +1,7 @@
-"""What operators do to a cluster under load: drain a node, restart it behind a drain, replace one that is lost.
+"""Operations on a cluster under load: drain a node, restart it after a drain, replace a lost one.
 
-All of it goes over the admin API of any node that answers, as the command does it (`holdfast cluster ...`). Nothing here may
-cost a client an error, and what an operator was told must be so: each fault checks that, and writes down what is not
-(`NodeCluster.found`).
+They use the admin API of any node that answers, like `holdfast cluster ...`. None of them may cause a client error, and
+what the API reports must be true. Each fault checks that, and records violations (`NodeCluster.found`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Final, cast
 from holdfast.chaos.cluster import NodeCluster
 from holdfast.chaos.nemesis import Cluster, Fault, Target, aim
 
-#: What a drained node led is led elsewhere by then, also on a busy machine.
+#: By then other nodes lead what a drained node led, even on a busy machine.
 MOVED_S: Final = 20.0
 REPLACED_S: Final = 120.0
 DRAINED: Final = "a drained node leads nothing"
@@ -25,7 +24,7 @@ FORGETFUL: Final = "a node that forgot is not let in"
 
 
 class Drain(Fault):
-    """A node leads nothing for a while: what it led is handed over, and comes back when it is taken back."""
+    """A node is drained for a while: its leaderships move away, and come back after the drain."""
 
     def __init__(self, target: Target, chance: random.Random) -> None:
         self.name = f"drain {target}"
@@ -48,7 +47,7 @@ class Drain(Fault):
 
 
 class DrainedRestart(Fault):
-    """As a careful operator restarts a node: drain it, stop it, start it, take it back."""
+    """A careful restart: drain the node, stop it, start it, undrain it."""
 
     name = "drain and restart"
     instant = False
@@ -77,10 +76,10 @@ class DrainedRestart(Fault):
 
 
 class Replace(Fault):
-    """A node and its disk are lost. Some time later the operator adds another one in its place, and removes the lost one.
+    """A node and its disk are lost. Later an operator adds a replacement, and removes the lost node.
 
-    With `started_empty` the lost one first comes back with an empty directory, under its old name: it must be turned away,
-    because what it acknowledged is gone. With `newcomer_killed` the new one is killed while it is given its replicas.
+    With `started_empty` the lost node first comes back with an empty directory under its old name. It must be refused,
+    because it has lost what it acknowledged. With `newcomer_killed` the new node is killed while it gets its replicas.
     """
 
     def __init__(self, chance: random.Random, *, started_empty: bool = False, newcomer_killed: bool = False) -> None:
@@ -99,7 +98,7 @@ class Replace(Fault):
 
     async def begin(self, cluster: Cluster) -> None:
         nodes = cast(NodeCluster, cluster)
-        # The one whose disk can be filled stays: that disk belongs to its name.
+        # The node whose disk can be filled stays, because that disk belongs to its name.
         self._victim = self._chance.choice([name for name in nodes.names if name != nodes.small_disk])
         self._newcomer = ""
         await nodes.kill(self._victim, signal.SIGKILL)
@@ -132,7 +131,7 @@ class Replace(Fault):
 
 
 async def has_moved(cluster: NodeCluster, old: str, new: str) -> None:
-    """Returns when `old` has nothing and every group is complete again. Written down if that does not come to be."""
+    """Wait until `old` has nothing and every group is complete again. A timeout is recorded."""
     deadline = time.monotonic() + REPLACED_S
     while True:
         view = await cluster.ask_admin("/cluster")
@@ -164,7 +163,7 @@ async def undrain(cluster: NodeCluster, name: str) -> None:
 
 
 async def leads_nothing(cluster: NodeCluster, name: str) -> None:
-    """Returns when others lead all; where that does not come to be, it is written down."""
+    """Wait until other nodes lead all partitions. A timeout is recorded."""
     deadline = time.monotonic() + MOVED_S
     while (led := cluster.led_by(name)) and time.monotonic() < deadline:
         await asyncio.sleep(0.05)

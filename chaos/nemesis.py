@@ -1,8 +1,9 @@
-"""What goes wrong, on whom and when: faults on processes by pid, and on links by proxies.
+"""Faults and their schedule: on processes by pid, and on links by proxies.
 
-A fault begins and ends; whatever it broke, its end repairs. Victims are drawn from an injected random number generator,
-so one seed gives one sequence of choices (what the cluster makes of it depends on real time). A schedule runs faults
-one after the other with quiet times between them, because a system that is never left alone shows only that it stops.
+A fault begins and ends; its end repairs everything it broke. Victims are drawn from an injected random number
+generator, so one seed gives one sequence of choices (the cluster's reaction depends on real time). A schedule runs
+faults one after the other with quiet times in between, because a system under permanent faults only shows that it
+stops.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from holdfast.chaos.proxy import Blackhole, Cut, Delay, Direction, Mode, Pass
 
 
 class Link(Protocol):
-    """The way by which one node dials another: a proxy, or routes between network namespaces."""
+    """The link over which one node dials another: a proxy, or routes between network namespaces."""
 
     def mode(self, mode: Mode) -> None: ...
 
@@ -45,7 +46,7 @@ class Cluster(Protocol):
         """None while the node does not run."""
 
     def leader(self) -> str | None:
-        """The node that leads, as far as anybody knows."""
+        """The leader, as far as known."""
 
     async def start(self, name: str) -> None: ...
 
@@ -63,7 +64,7 @@ class Target(StrEnum):
 
 
 def aim(cluster: Cluster, target: Target, chance: random.Random) -> list[str]:
-    """The nodes a target means right now. Where nobody leads, any node stands for the leader."""
+    """The nodes that a target currently means. Without a leader, any node stands in for it."""
     names = list(cluster.names)
     leader = cluster.leader()
     match target:
@@ -82,17 +83,17 @@ def aim(cluster: Cluster, target: Target, chance: random.Random) -> list[str]:
 
 
 class Fault(ABC):
-    """Something that goes wrong for a time. May be used again after its end."""
+    """A temporary fault. May be used again after its end."""
 
     name: str
-    #: Whether what broke did so just before `begin` returned: only then it can be measured how long it takes to go on.
+    #: Whether the fault took effect just before `begin` returned. Only then can the recovery time be measured.
     instant = True
-    #: Whether an attempt may be lost to it, or a timer be late. What must not be noticed at all excuses nothing.
+    #: Whether it may cause lost attempts or late timers. A fault that must go unnoticed excuses nothing.
     excuses = True
 
     @abstractmethod
     def describe(self) -> str:
-        """What it did to whom, the last time it began."""
+        """What it did, and to which nodes, when it last began."""
 
     @abstractmethod
     async def begin(self, cluster: Cluster) -> None: ...
@@ -103,7 +104,7 @@ class Fault(ABC):
 
 
 class Kill(Fault):
-    """SIGKILL, all victims at one moment; started again at the end, from what is on their disks."""
+    """SIGKILL to all victims at once; at the end they start again from their disks."""
 
     def __init__(self, target: Target, chance: random.Random) -> None:
         self.name = f"kill {target}"
@@ -122,7 +123,7 @@ class Kill(Fault):
 
 
 class Pause(Fault):
-    """SIGSTOP: silent, yet connected and holding what it held; SIGCONT at the end, when it still believes the past."""
+    """SIGSTOP: silent, but still connected; SIGCONT at the end, when it continues with outdated knowledge."""
 
     def __init__(self, target: Target, chance: random.Random) -> None:
         self.name = f"pause {target}"
@@ -152,7 +153,7 @@ class Manner(StrEnum):
 
 
 class LinkFault(Fault):
-    """Bends links; the end lets all it bent pass again."""
+    """Degrades links; the end restores them."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -176,11 +177,11 @@ class LinkFault(Fault):
 
     @abstractmethod
     def modes(self, cluster: Cluster) -> tuple[dict[tuple[str, str], Mode], str]:
-        """Which links become what, and that in words."""
+        """The new modes of links, and a description."""
 
 
 def silence(cluster: Cluster, deaf: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Mode]:
-    """Modes under which nothing passes from a to b for each (a, b) in `deaf`, whoever of the two dialled."""
+    """Modes under which nothing passes from a to b for each (a, b) in `deaf`, regardless of which node dialled."""
     deaf = set(deaf)
     modes: dict[tuple[str, str], Mode] = {}
     for a, b in cluster.proxies:
@@ -203,7 +204,7 @@ def sever(cluster: Cluster, pairs: Iterable[tuple[str, str]], manner: Manner) ->
 
 
 class Isolate(LinkFault):
-    """One node (or several, each alone) hears nobody and is heard by nobody. Clients still reach it."""
+    """One node (or several, each alone) is cut off from all others. Clients still reach it."""
 
     def __init__(self, target: Target, manner: Manner, chance: random.Random) -> None:
         super().__init__(chance)
@@ -289,7 +290,7 @@ class Slow(LinkFault):
 
 
 class Together(Fault):
-    """Several faults at once, ended in the opposite order. They must not bend the same links."""
+    """Several faults at once, ended in reverse order. They must not affect the same links."""
 
     def __init__(self, *faults: Fault) -> None:
         self.name = " + ".join(fault.name for fault in faults)
@@ -345,7 +346,7 @@ class Event:
 
 @dataclass(slots=True)
 class FaultLog:
-    """What was done when, in memory and, if a path is given, as JSON lines."""
+    """The faults with their times, in memory and, if a path is given, as JSON lines."""
 
     path: Path | None = None
     now: Callable[[], float] = time.monotonic
@@ -398,7 +399,7 @@ class Schedule:
                 await asyncio.shield(beginning)
                 await asyncio.sleep(self._chance.uniform(*self._on_s))
             finally:
-                await asyncio.wait([beginning])  # A fault stopped half-way could not tell what it has to repair.
+                await asyncio.wait([beginning])  # A fault interrupted half-way would not know what to repair.
                 await fault.end(cluster)
                 self._log.record("end", fault)
 

@@ -39,7 +39,7 @@ class NotPermitted(Exception):
 
 
 class Route:
-    """The way by which `a` dials `b`: takes the modes that routes can express."""
+    """The link over which `a` dials `b`. Accepts the modes that routes can express."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -88,7 +88,7 @@ class Network:
         return ["ip", "netns", "exec", self._namespace(name), *argv]
 
     def down(self, name: str) -> None:
-        """Pull the node's cable: from everybody, clients too."""
+        """Pull the node's cable: cut it off from all others, including clients."""
         _ip("link", "set", self._port(name), "down")
 
     def up(self, name: str) -> None:
@@ -154,7 +154,7 @@ class Network:
                 self._applied[a, b] = wanted
 
     def _bend(self, a: str, b: str, wanted: str) -> None:
-        """What happens to packets from a to b."""
+        """Set what happens to packets from a to b."""
         hardware = NOWHERE if wanted == "silent" else self._hardware[b]
         within = ("-n", self._namespace(a))
         _ip(*within, "neigh", "replace", self.address[b], "lladdr", hardware, "dev", DEVICE, "nud", "permanent")
@@ -238,7 +238,7 @@ def _ip(*arguments: str) -> str:
     try:
         done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=30)
     except FileNotFoundError as error:
-        raise NotPermitted("the command `ip` (iproute2) is not there") from error
+        raise NotPermitted("the command `ip` (iproute2) is not installed") from error
     if done.returncode != 0:
         raise NotPermitted(f"`ip {' '.join(arguments)}` was refused: {done.stderr.strip()}")
     return done.stdout

@@ -1,7 +1,7 @@
-"""The world outside: it writes down every effect of every step, and nobody who could be wrong writes it down again.
+"""The oracle: an independent record of every effect of every step, outside the cluster.
 
-A handler's step tells the oracle before it does anything else. One effect is one line, appended by one `write`, so a process
-that is killed leaves whole lines and at most a torn last one. Times are CLOCK_MONOTONIC of the machine, which faults on a
+A step reports to the oracle before it does anything else. One effect is one line, appended by one `write`, so a killed
+process leaves complete lines, and at most a torn last one. Times are CLOCK_MONOTONIC of the machine, which faults on a
 node's clock do not touch. What the lines prove is judged in `verdict`; nothing here looks at the cluster.
 """
 
@@ -25,12 +25,12 @@ class Effect:
     step: str
     number: int  # the place of the step in its handler: a later step has a higher number
     attempt: int
-    nonce: str  # drawn anew each time the step runs: tells which run the journal kept
+    nonce: str  # new each time the step runs: tells which run the journal kept
     key: str | None  # of the object, for handlers that must be alone
 
 
 class Oracle:
-    """A handler process's way to the file."""
+    """Appends a handler process's effects to the file."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -38,7 +38,7 @@ class Oracle:
     def tell(
         self, *, mark: str, work: str, invocation: str, step: str, number: int, attempt: int, key: str | None
     ) -> str:
-        """The effect itself. Returns its nonce."""
+        """Record an effect. Returns its nonce."""
         nonce = uuid.uuid4().hex[:12]
         fields = [time.monotonic(), mark, work, invocation, step, number, attempt, nonce, key]
         line = json.dumps(fields, separators=(",", ":")).encode() + b"\n"

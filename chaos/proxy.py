@@ -1,9 +1,8 @@
-"""A TCP proxy between two nodes that can be told to fail: cuts without root and without touching the machine's network.
+"""A TCP proxy between two nodes that injects faults, without root and without touching the machine's network.
 
-One proxy stands for one directed pair: it listens where `a` dials `b`. What it holds back it delivers later, in order,
-as TCP does after a cut that heals; it never drops bytes from the middle of a stream, which TCP never does either.
-A mode holds from the moment `mode` returns: of what arrives afterwards nothing passes that the mode forbids. At most
-one chunk may already be on the wire.
+One proxy serves one directed pair: it listens where `a` dials `b`. It delivers delayed bytes later and in order, as TCP
+does after a temporary cut. Like TCP, it never drops bytes from the middle of a stream. A mode takes effect when `mode`
+returns: from then on nothing passes that the mode forbids, except at most one chunk that may already be on the wire.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from types import TracebackType
 from typing import Any, Self
 
 CHUNK_BYTES = 64 * 1024
-HELD_BYTES_MAX = 1024 * 1024  # Beyond this the proxy stops reading, and the sender feels it as TCP backpressure.
+HELD_BYTES_MAX = 1024 * 1024  # Above this the proxy stops reading, which the sender sees as TCP backpressure.
 DIAL_TIMEOUT_S = 10.0
 
 Address = tuple[str, int]
 
 
 class Direction(StrEnum):
-    FORWARD = "forward"  # From the one who dialled to the target.
+    FORWARD = "forward"  # From the dialling side to the target.
     BACKWARD = "backward"
 
 
@@ -37,7 +36,7 @@ BOTH = frozenset(Direction)
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Hands on what arrives."""
+    """Forwards everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +61,16 @@ class Delay:
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """At most so many bytes per second in each direction of each connection."""
+    """Limits the bytes per second in each direction of each connection."""
 
     bytes_per_second: int
 
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Each request is answered with one of these errors of S3, (status, code), and the target sees none of them.
+    """Answers each request with one of these S3 errors, (status, code). The target sees none of the requests.
 
-    Open connections are reset when it begins and when it ends: of what is said on them the other side knows nothing.
+    Open connections are reset when it begins and when it ends, because the target does not know their requests.
     """
 
     answers: tuple[tuple[int, str], ...]
@@ -86,7 +85,7 @@ class _End(StrEnum):
 
 
 class _Line:
-    """What one direction of one connection holds: chunks in order, each with the time from which it may pass."""
+    """The pending chunks of one direction of one connection, in order, each with the time from which it may pass."""
 
     def __init__(self) -> None:
         self._chunks: deque[tuple[float, bytes | _End]] = deque()
@@ -96,7 +95,7 @@ class _Line:
         self._emptied = asyncio.Event()
 
     async def put(self, due: float, chunk: bytes | _End) -> None:
-        self._last_due = max(self._last_due, due)  # A later chunk never overtakes, whatever its jitter.
+        self._last_due = max(self._last_due, due)  # Chunks stay in order, whatever their jitter.
         self._chunks.append((self._last_due, chunk))
         self._held_bytes += len(chunk)
         self._filled.set()
@@ -131,7 +130,7 @@ class Proxy:
 
     @property
     def address(self) -> Address:
-        """Where it listens, and keeps the port while it refuses."""
+        """The listening address. The port stays reserved while connections are refused."""
         assert self._reservation is not None, "the proxy is started"
         host, port = self._reservation.getsockname()
         return host, port
@@ -141,7 +140,7 @@ class Proxy:
         return self._mode
 
     async def start(self) -> None:
-        # The reservation never listens. Bound without listening, it keeps the port ours while a cut refuses.
+        # The reservation is bound but never listens. It keeps the port ours while a cut refuses connections.
         self._reservation = _bound(self._listen)
         self._listen_unless_cut()
 
@@ -215,7 +214,7 @@ class Proxy:
                 self.answered += 1
                 to_client.close()
                 return
-            await self._until_open(Direction.FORWARD)  # Dialling is the first thing that travels forward.
+            await self._until_open(Direction.FORWARD)  # Dialling counts as forward traffic.
             dialling = asyncio.open_connection(*self.target)
             from_target, to_target = await asyncio.wait_for(_streams(dialling, writers), DIAL_TIMEOUT_S)
             await asyncio.gather(
@@ -225,7 +224,7 @@ class Proxy:
             for writer in writers:
                 writer.close()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            pass  # The target is not there; the client learns it by the reset below.
+            pass  # The target is down; the reset below tells the client.
         finally:
             for writer in writers:
                 _reset(writer)
@@ -270,8 +269,8 @@ class Proxy:
                         writer.write_eof()
                     return
                 case bytes():
-                    # A receiver that is gone loses what is sent to it; the sender learns it from the other direction,
-                    # if that one passes.
+                    # Bytes for a closed receiver are lost. The sender notices it through the other direction, if that
+                    # one passes.
                     if writer.is_closing():
                         continue
                     with contextlib.suppress(OSError):
@@ -305,16 +304,16 @@ async def _streams(
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await opening
     writers.append(writer)
-    writer.transport.set_write_buffer_limits(high=0)  # What waits, waits with us, where a mode can still hold it.
+    writer.transport.set_write_buffer_limits(high=0)  # Pending bytes stay here, where a mode can still hold them.
     writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return reader, writer
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: int, code: str) -> None:
-    """One request, read to its end so that the answer is, too; then the connection ends."""
+    """Read one complete request, so that the answer arrives completely too; then close the connection."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
     fields = dict(line.partition(": ")[::2] for line in head.split("\r\n")[1:])
-    if "expect" not in fields:  # Who asks whether to go on is told that it need not.
+    if "expect" not in fields:  # A client that expects "100 Continue" gets the error instead.
         await reader.readexactly(int(fields.get("content-length", 0)))
     body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>as ordered</Message></Error>".encode()
     answer = (

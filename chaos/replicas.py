@@ -1,8 +1,8 @@
-"""What lies on the disks when a run is over and every process is dead: equal replicas, and whole snapshots.
+"""Checks the disks after a run, when every process is dead: replicas must be equal, and snapshots valid.
 
-Replicas that applied the same entries hold the same bytes, whatever happened to them: killed, wiped, restored from a snapshot
-of theirs or of another node. So two states at one index are compared byte by byte, and every snapshot that a node would trust
-is read to its end.
+Replicas that applied the same entries hold the same bytes, even if they were killed, wiped, or restored from a snapshot
+of their own or of another node. So two states at the same index are compared byte by byte, and every snapshot that a
+node would trust is read completely.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _read(path: Path) -> tuple[int, str]:
 
 
 def first_difference(paths: list[Path]) -> str:
-    """For whoever looks for the reason."""
+    """The first difference between states, to help find the cause."""
     states = []
     for path in paths:
         with lmdb.open(str(path), readonly=True, lock=False) as env, env.begin() as txn:
@@ -79,7 +79,7 @@ def first_difference(paths: list[Path]) -> str:
 
 
 def unsound_snapshots(places: Mapping[str, Path]) -> tuple[list[str], int]:
-    """Sentences, and how many snapshots are whole. What is being cut or fetched has another name or place."""
+    """Problems, and the number of valid snapshots. Unfinished cuts and fetches have another name or place."""
     wrong, sound = [], 0
     for node, data in places.items():
         for path in sorted(data.glob(f"snapshots/*/*/*{SUFFIX}")):

@@ -1,8 +1,8 @@
 """Faults around snapshots: a lost state, a kill in the middle of a cut, an upload or an install, and a store that fails.
 
-Chaos nodes cut often and keep little log, so that snapshots are needed all the time. A kill is aimed: the node is held at
-the moment that is meant (`bent_node.Moment`) and killed there. One that did not come to that moment in time is killed all the
-same, and counted as missed.
+Chaos nodes cut often and keep little log, so that snapshots are needed all the time. A kill is aimed: the node is
+halted at the intended moment (`faulty_node.Moment`) and killed there. A node that does not reach that moment in time is
+killed anyway, and counted as missed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import signal
 import time
 from typing import Final, cast
 
-from holdfast.chaos.bent_node import Moment
 from holdfast.chaos.cluster import STORE, NodeCluster
+from holdfast.chaos.faulty_node import Moment
 from holdfast.chaos.nemesis import Cluster, Fault, Target, aim
 from holdfast.chaos.proxy import Blackhole, Cut, Delay, Errors, Mode, Pass, Throttle
 from holdfast.cluster.groups import FIRST_PARTITION_GROUP
@@ -31,8 +31,8 @@ INSTALL: Final = (Moment.FETCHED, Moment.STAGED, Moment.INSTALL_NAMED, Moment.IN
 class WipeState(Fault):
     """The state of one partition is gone when its node starts again: it must come back from a snapshot and the log.
 
-    With `snapshots` these are gone too: then the node is without a state that its log could go on from, and fetches one
-    before it takes part. With `everywhere` all nodes lose the state of the same partition at once.
+    With `snapshots`, the snapshots are gone too: the node has no state that its log could continue from, and fetches
+    one before it takes part. With `everywhere`, all nodes lose the state of the same partition at once.
     """
 
     def __init__(self, chance: random.Random, *, snapshots: bool = False, everywhere: bool = False) -> None:
@@ -54,7 +54,7 @@ class WipeState(Fault):
         nodes = cast(NodeCluster, cluster)
         self._victims = list(nodes.names) if self._everywhere else aim(cluster, Target.ONE, self._chance)
         begins = nodes.log_begins(self._victims[0])
-        # Where the log is whole, it alone brings the state back: better one that needs its snapshot.
+        # A complete log alone restores the state, so prefer a partition that needs its snapshot.
         needed = [number for number, index in begins.items() if index > 0]
         self._partition = self._chance.choice(sorted(needed or begins or range(nodes.partitions)))
         await asyncio.gather(*(nodes.kill(victim, signal.SIGKILL) for victim in self._victims))
@@ -115,10 +115,10 @@ class AimedKill(Fault):
         return aim(nodes, Target.LEADER, self._chance)[0]
 
     async def prepare(self, nodes: NodeCluster) -> None:
-        """Whatever takes long, before the process can be held."""
+        """Do slow preparations before the process can be halted."""
 
     async def provoke(self, nodes: NodeCluster) -> None:
-        """Have the victim do it, again and again: a snapshot is cut and published where the partition is led."""
+        """Make the victim do it repeatedly: the partition's leader cuts and publishes a snapshot."""
         while True:
             for number in nodes.led_by(self._victim):
                 await nodes.create_snapshot(number)
@@ -136,7 +136,7 @@ class KillInUpload(AimedKill):
 
 
 class KillMidUpload(AimedKill):
-    """While the bytes are on their way: the store takes none of them, until the node is dead."""
+    """Kill during the transfer: the store accepts no bytes until the node is dead."""
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__("kill mid upload", (Moment.NONE,), chance)
@@ -159,7 +159,7 @@ class KillMidUpload(AimedKill):
 
 
 class KillInInstall(AimedKill):
-    """A follower is away until the log has forgotten what it lacks. It comes back, is given a snapshot, and dies of it."""
+    """A follower is away until the log has trimmed the entries it lacks. It comes back, gets a snapshot, and is killed."""
 
     instant = False
 

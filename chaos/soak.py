@@ -1,7 +1,8 @@
 """One chaos run on a whole cluster: workloads, faults, repair, and the verdict.
 
-The seed fixes which fault comes when and on whom, and what clients ask; what the cluster makes of it depends on real time. So a
-seed repeats the plan, not the run. `python -m holdfast.chaos` is the command; docs/chaos.md tells how to read its report.
+The seed determines the faults, their times and victims, and the clients' requests; the cluster's reaction depends on
+real time. So a seed repeats the plan, not the run. `python -m holdfast.chaos` is the command; docs/chaos.md explains
+its report.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ OFF_S: Final = (0.5, 2.5)
 BACK_S: Final = 20.0  # How long the next fault waits for all nodes and handlers to be back.
 STUCK_S: Final = 60.0
 CAUGHT_UP_S: Final = 30.0
-STORE_HEALED_S: Final = 120.0  # A failed upload is tried again after half a minute, a second time after a whole one.
+STORE_HEALED_S: Final = 120.0  # A failed upload is retried after 30 s, then after 60 s.
 OPERATIONS_S: Final = 25.0
 TAIL_S: Final = 2.0
 LATE_S: Final = 3.0
 SAMPLE_S: Final = 0.1
-#: When this process got no core for so long, neither did a leader, perhaps: half a second of its silence is an election.
+#: If this process got no CPU for this long, a leader may not have either: half a second of silence starts an election.
 STARVED_S: Final = 0.3
 PROGRESS_EVERY_S: Final = 10.0
 
@@ -44,9 +45,9 @@ class Plan:
     seconds: float
     nodes: int = 3
     seed: int = 0
-    only: str | None = None  # faults whose name holds this
+    only: str | None = None  # faults whose name contains this
     replication: int | None = None  # None: every node has a replica of every partition
-    s3: bool = True  # where there is a server to be had
+    s3: bool = True  # if a server is available
 
     def command(self) -> str:
         replication = f" --replication {self.replication}" if self.replication else ""
@@ -57,7 +58,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """From a fault on a leader until a request to one of its partitions, sent at once by another node, was answered."""
+    """Time from a fault on a leader until a request to one of its partitions, sent at once by another node, was answered."""
 
     kind: str  # "kill", "stop", "cut"
     fault: str
@@ -264,7 +265,7 @@ class Soak:
             if time.monotonic() >= finish or not every:
                 return
             turns = turns or shuffled(every, chance)
-            # What operators do takes its time: a run that is nearly over does something shorter.
+            # Operations take time, so a run that is nearly over chooses something shorter.
             late = finish - time.monotonic() < OPERATIONS_S
             at = next((at for at, turn in enumerate(turns) if not (late and turn.family is Family.MEMBERS)), 0)
             await self._strike(cluster, asker, turns.pop(at), chance)
@@ -275,7 +276,7 @@ class Soak:
             await asyncio.sleep(0.05)
 
     async def _is_calm(self, cluster: NodeCluster) -> bool:
-        """Without handlers no request is answered, whoever leads: then nothing can be measured."""
+        """Whether recovery can be measured: without handlers no request is answered, regardless of leaders."""
         return not any(cluster.is_out(name) for name in cluster.names) and await cluster.handlers_answer()
 
     async def _strike(self, cluster: NodeCluster, asker: Asker, turn: Turn, chance: random.Random) -> None:
@@ -312,7 +313,7 @@ class Soak:
         outages: list[Outage],
         led: dict[str, list[int]],
     ) -> None:
-        """Ask, through another node and at once, for every partition that lost its leader."""
+        """Immediately send a request through another node to every partition that lost its leader."""
         lonely = cluster.without_majority()
         if outages and all(outage.until is None for outage in outages):
             victims = {outage.node for outage in outages}
@@ -324,7 +325,7 @@ class Soak:
             return
         others = [name for name in cluster.names if name not in victims and name not in lonely]
         if len(others) < len(cluster.names) // 2 + 1 or "+" in fault:
-            return  # Nobody can go on without a majority, and of two faults at once nobody knows which one it was.
+            return  # Without a majority nothing can continue, and with two faults the cause is ambiguous.
         members = cluster.members()
         for victim in victims:
             for partition in led[victim]:
@@ -338,7 +339,7 @@ class Soak:
 
     async def _probe(self, asker: Asker, node: str, partition: int, kind: str, fault: str, since: float) -> None:
         path = f"/register/{asker.cluster.key_in('register', partition)}/read"
-        with contextlib.suppress(ConnectionError):  # It stands among what clients were told.
+        with contextlib.suppress(ConnectionError):  # It is recorded among the clients' answers.
             answered = await asker.ask_once(node, path)
             self.gaps.append(Gap(kind, fault, partition, answered - since))
 
@@ -376,7 +377,7 @@ class Soak:
             await asyncio.sleep(0.2)
 
     async def _catch_up(self, cluster: NodeCluster) -> list[str]:
-        """Every replica comes to where the others are, when nobody asks for anything any more."""
+        """Check that every replica catches up once there are no more requests."""
         deadline = time.monotonic() + CAUGHT_UP_S
         while (behind := cluster.behind()) and time.monotonic() < deadline:
             await asyncio.sleep(0.1)

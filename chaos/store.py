@@ -1,4 +1,4 @@
-"""The store of snapshots that the nodes of a chaos run share: a real S3 server, and a proxy before it that can fail.
+"""The shared snapshot store of a chaos run: a real S3 server behind a proxy that can inject faults.
 
 The server is rclone's (`rclone serve s3` on a directory), which comes with the development tools. Where it is not installed,
 a run does without a shared store, leaves out the faults of it, and says why.
@@ -17,7 +17,7 @@ SECRET_KEY: Final = "chaos-secret-key"
 
 
 class NoStore(Exception):
-    """There is no S3 server to be had here."""
+    """No S3 server is available here."""
 
 
 def find_rclone() -> Path:
@@ -40,7 +40,7 @@ def command(rclone: Path, address: tuple[str, int], root: Path) -> list[str]:
 
 
 def settings(address: tuple[str, int]) -> dict[str, str]:
-    """What nodes are told. Little patience, so that an outage of seconds is one for them too."""
+    """Settings for nodes, with short timeouts, so that they notice an outage of seconds."""
     host, port = address
     options = f"endpoint_url=http://{host}:{port}&region=us-east-1&attempts=2&connect_timeout_s=2&read_timeout_s=4"
     return {

@@ -1,12 +1,12 @@
-"""What a run proves: functions from what was seen to sentences about what is wrong. No sentence: nothing speaks against it.
+"""The verdict of a run: functions from evidence to descriptions of violations. An empty result means no violation.
 
-They look at evidence only (the oracle's lines, what clients were told, what the run itself did to the processes), never at the
-cluster, so a test can hand them evidence of a broken promise and see it found.
+They use only evidence (the oracle's lines, the clients' answers, the run's own actions), never the cluster. So a test
+can pass them evidence of a broken promise and check that it is found.
 
-When may a step run twice? A step whose result was not journaled when its attempt was lost runs again in the next attempt;
-nobody can know better. So: never twice in one attempt; never again once a later step of its invocation was seen, because that
-one began after the journal had acknowledged it; never by an attempt after its successor was seen; and not without
-a fault that can have taken the attempt away.
+When may a step run twice? A step whose result was not journaled when its attempt was lost runs again in the next
+attempt; this cannot be avoided. So a step must not run twice in one attempt, nor again once a later step of its
+invocation was seen, because that one began after the journal had acknowledged it. An attempt must not run steps after
+its successor was seen. And a step must not run again without a fault that can have ended its attempt.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from holdfast.chaos.cluster import Outage
 from holdfast.chaos.oracle import Effect
 from holdfast.chaos.workloads import Ask, Failed
 
-#: How long after the end of a fault its consequences are still its own: elections, reconnects with backoff, restarts.
+#: How long after its end a fault still excuses its consequences: elections, reconnects with backoff, restarts.
 AFTERMATH_S: Final = 15.0
 OUT_SLACK_S: Final = 0.5
-#: A node holds a request for 15 s while there is no leader. A cut that lasts nearly so long may end in a refusal.
+#: A node holds a request for 15 s while there is no leader. A cut that lasts almost that long may end in a refusal.
 HELD_S: Final = 10.0
-#: Timers are of milliseconds, and a disciplined clock may run 500 ppm fast.
+#: Timers have millisecond resolution, and a disciplined clock may run 500 ppm fast.
 EARLY_S: Final = 0.02
 SHOWN_MAX: Final = 20
-#: How a node that is told to end may fail a client: before it took the request, or with a clear answer.
+#: How a stopping node may fail a client: before it accepts the request, or with a clear answer.
 GRACEFUL: Final = frozenset({"refused", "stale", "status 503"})
 
 
@@ -76,7 +76,7 @@ class Window:
     target: str
     since: float
     until: float
-    excuses: bool = True  # False: nobody may notice it.
+    excuses: bool = True  # False: no client may notice it.
     family: str = "faults"
 
 
@@ -92,7 +92,7 @@ def _distance(window: Window, began: float, ended: float) -> float:
 
 
 def repeated_steps(effects: Sequence[Effect], faults: Sequence[Window]) -> tuple[list[str], Counter[str]]:
-    """Sentences, and how many steps ran again with a good reason, by the fault that was nearest."""
+    """Violations, and how many steps ran again for a valid reason, by the nearest fault."""
     by_invocation: dict[str, list[Effect]] = defaultdict(list)
     for effect in effects:
         by_invocation[effect.invocation].append(effect)
@@ -125,7 +125,7 @@ def repeated_steps(effects: Sequence[Effect], faults: Sequence[Window]) -> tuple
 
 
 def missing_steps(effects: Sequence[Effect], flows: Mapping[str, Sequence[str]]) -> list[str]:
-    """An answer is made of steps that happened, one for each place."""
+    """Checks that every answer consists of steps that ran, one for each position."""
     by_mark: dict[str, dict[str, int]] = defaultdict(dict)
     for effect in effects:
         by_mark[effect.mark][effect.nonce] = effect.number
@@ -138,7 +138,7 @@ def missing_steps(effects: Sequence[Effect], flows: Mapping[str, Sequence[str]])
 
 
 def two_writers(effects: Sequence[Effect]) -> list[str]:
-    """Of one key, the effects of one invocation all come before those of the next."""
+    """Checks that, for each key, all effects of one invocation come before those of the next."""
     by_key: dict[tuple[str, str], list[Effect]] = defaultdict(list)
     for effect in effects:
         if effect.key is not None:
@@ -158,7 +158,7 @@ def two_writers(effects: Sequence[Effect]) -> list[str]:
 
 
 def doubled_invocations(effects: Sequence[Effect]) -> list[str]:
-    """One operation of a client is one invocation, however often it was sent."""
+    """Checks that one operation of a client is one invocation, however often it was sent."""
     ids: dict[tuple[str, str], set[str]] = defaultdict(set)
     for effect in effects:
         ids[effect.work, effect.mark].add(effect.invocation)
@@ -171,7 +171,7 @@ def doubled_invocations(effects: Sequence[Effect]) -> list[str]:
 
 
 def wrong_counts(returned: Mapping[str, Sequence[int]], final: Mapping[str, int]) -> list[str]:
-    """Every add is counted once: the answers are 1 to n, and n is what is there in the end."""
+    """Checks that every add counts once: the answers are 1 to n, and n is the final value."""
     wrong = []
     for key, answers in returned.items():
         doubled = sorted(value for value, times in Counter(answers).items() if times > 1)
@@ -193,7 +193,7 @@ def wrong_sizes(expected: Mapping[str, int], final: Mapping[str, int]) -> list[s
 
 
 def wrong_inboxes(sent: Mapping[str, Sequence[str]], final: Mapping[str, Sequence[str]]) -> list[str]:
-    """Each message once, and those of one sender in their order."""
+    """Checks that each message arrived once, and those of one sender in order."""
     wrong = []
     for key, marks in sent.items():
         got: dict[str, list[str]] = defaultdict(list)
@@ -226,7 +226,7 @@ def early_timers(naps: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def late_timers(naps: Sequence[Mapping[str, Any]], faults: Sequence[Window], *, late_s: float) -> list[str]:
-    """Late without an excuse. One that never fires is an operation without an answer, and found as such."""
+    """Timers that fired late without an excuse. A timer that never fires is found as an unanswered operation."""
     return [
         f"{nap['mark']}: a timer of {nap['seconds']} s fired {late:.3f} s late, and no fault was near"
         for nap in naps
@@ -243,7 +243,7 @@ def errors_of_live_nodes(
     faults: Sequence[Window],
     end: float,
 ) -> tuple[list[str], Counter[str]]:
-    """Sentences, and how often clients met a failure that had an excuse, by excuse."""
+    """Violations, and how often clients saw an excused failure, by excuse."""
     wrong: list[str] = []
     excused: Counter[str] = Counter()
     for each in failed:
@@ -278,7 +278,7 @@ def errors_of_live_nodes(
 
 
 def lonely_s(weather: Sequence[Weather], node: str, began: float, ended: float, end: float) -> float:
-    """For how long of a time a node had no majority."""
+    """How long a node had no majority between `began` and `ended`."""
     total = 0.0
     for now, then in pairwise([*weather, Weather(end, frozenset())]):
         if node in now.lonely:

@@ -1,9 +1,9 @@
-"""Clients of a chaos run: they ask as a careful program would, and write down what they were told.
+"""Clients of a chaos run: they behave like a careful program, and record every answer.
 
-A client knows a few nodes and prefers one. When that one does not answer (a broken connection, a refusal, silence for longer
-than its patience), it asks another under the same idempotency key, so nothing can happen twice and nothing is given up:
-at the end of a run every operation has its answer, or is evidence. Each failed try is written down with its time and its
-node; whether that node had an excuse is for `verdict` to say.
+A client knows a few nodes and prefers one. If that node does not answer (a broken connection, a refusal, a timeout),
+the client asks another node with the same idempotency key, so nothing can happen twice and nothing is given up. At the
+end of a run every operation has an answer, or is evidence. Each failed try is recorded with its time and node;
+`verdict` decides whether that node had an excuse.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from holdfast.chaos.cluster import NodeCluster
 from holdfast.chaos.history import Kind, Outcome, Recorder, Value
 from holdfast.sdk.ids import format_id, idempotent_id
 
-SILENCE_S: Final = 8.0  # Beyond what an operation takes by itself: then another node is asked.
-AVOID_S: Final = 5.0  # For so long a client does not prefer a node that was silent.
+SILENCE_S: Final = 8.0  # After this long beyond the operation's own time, another node is asked.
+AVOID_S: Final = 5.0  # A client avoids a node that was silent for this long.
 PAUSE_S: Final = 0.05
 THINK_S: Final = 0.08
 KEY_LIFE_S: Final = 10.0
@@ -43,13 +43,13 @@ class Ask:
     mark: str
     node: str  # asked first
     asked: float
-    planned_s: float = 0.0  # what it takes by itself: a sleep
+    planned_s: float = 0.0  # the operation's own time: a sleep
     answered: float | None = None  # None: not yet, or never
     tries: int = 1
 
     @property
     def took_s(self) -> float:
-        """Beyond what was planned."""
+        """Time beyond the planned duration."""
         return (time.monotonic() if self.answered is None else self.answered) - self.asked - self.planned_s
 
 
@@ -68,32 +68,34 @@ class Failed:
 
 @dataclass(slots=True)
 class Seen:
-    """Everything that clients were told, for the judge."""
+    """All answers that clients received, for the verdict."""
 
     asks: list[Ask] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
     flows: dict[str, list[str]] = field(default_factory=dict)  # mark -> nonces of its steps, as answered
     counts: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))  # key -> what adds returned
-    leaves: Counter[str] = field(default_factory=Counter)  # key -> how often it was to grow
+    leaves: Counter[str] = field(default_factory=Counter)  # key -> expected number of calls
     inboxes: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # key -> marks of its senders
     naps: list[dict[str, Any]] = field(default_factory=list)  # mark, seconds, began, ended, chosen
     retries: dict[str, list[Any]] = field(default_factory=dict)  # mark -> all answers to the same request
     registers: set[str] = field(default_factory=set)
-    wrong: list[str] = field(default_factory=list)  # answers that cannot be right by themselves
+    wrong: list[str] = field(default_factory=list)  # answers that are wrong in themselves
 
 
 class Asker:
-    """The way of all clients to the nodes."""
+    """Sends the requests of all clients to the nodes."""
 
     def __init__(self, cluster: NodeCluster, seen: Seen) -> None:
         self.cluster = cluster
         self.seen = seen
         self._avoid: dict[str, float] = {}
-        # Idle connections are given up long before a node would close them, so a broken one means something.
+        # Idle connections are closed long before a node would close them, so a broken one is significant.
         reuse = aiohttp.TraceConfig()
         reuse.on_connection_reuseconn.append(_reused)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=10), trace_configs=[reuse]
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=10),
+            headers={"Authorization": f"Bearer {cluster.token}"},
+            trace_configs=[reuse],
         )
 
     async def close(self) -> None:
@@ -109,7 +111,7 @@ class Asker:
         key: str | None = None,
         finals: Sequence[int] = (200, 202),
     ) -> Any:
-        """The answer; tries until there is one. Cancelled by the run if that takes for ever."""
+        """Try until there is an answer. The run cancels this if it takes too long."""
         self.seen.asks.append(ask)
         headers = {} if key is None else {"Idempotency-Key": key}
         data = b"" if body is None else json.dumps(body).encode()
@@ -145,7 +147,7 @@ class Asker:
             await asyncio.sleep(PAUSE_S)
 
     def _check_id(self, ask: Ask, node: str, path: str, key: str | None, response: aiohttp.ClientResponse) -> None:
-        """An answer is an answer to its own question: it names the id that follows from the idempotency key."""
+        """Check that an answer belongs to its request: it must name the id derived from the idempotency key."""
         told = response.headers.get("x-holdfast-id")
         if key is None or told is None:
             return
@@ -155,7 +157,7 @@ class Asker:
             self.seen.wrong.append(f"{ask.mark} at {node}: asked for {expected}, and the answer was that of {told}")
 
     async def ask_once(self, node: str, path: str) -> float:
-        """For measurements: when one node answered. Raises if it answers with anything but success."""
+        """For measurements: the time at which one node answered. Raises unless it answers with success."""
         began = time.monotonic()
         used_before: list[bool] = []
         try:
@@ -181,15 +183,17 @@ class Asker:
 
     def _next(self, node: str) -> str:
         names = list(self.cluster.names)
-        at = names.index(node) if node in names else -1  # It may be gone for ever.
+        at = names.index(node) if node in names else -1  # It may have been removed.
         after = [name for name in [*names[at + 1 :], *names[: at + 1]] if name != node]
         welcome = [name for name in after if self._avoid.get(name, 0.0) <= time.monotonic()]
         return (welcome or after)[0]
 
 
 def _broken(error: Exception, used_before: list[bool]) -> tuple[str, str]:
-    """How a try ended without an answer. Refused: there was no connection, so nothing was sent. Stale: a connection of the pool
-    was closed by the other side just when it was used again, which HTTP cannot prevent. Broken: the node had taken it."""
+    """How a try ended without an answer.
+
+    Refused: there was no connection, so nothing was sent. Stale: the peer closed a pooled connection just when it was
+    reused, which HTTP cannot prevent. Broken: the node had accepted the request."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, aiohttp.ClientConnectorError):
         return "refused", text
@@ -214,7 +218,7 @@ class Workers:
         self.stop = asyncio.Event()
 
     def kinds(self) -> dict[str, tuple[Callable[[random.Random], Awaitable[None]], int]]:
-        """Workload -> one operation of it, and how many clients do nothing else."""
+        """Workload -> its operation, and how many clients run it."""
         return {
             "flow": (self.flow, 3),
             "counter": (self.counter, 2),
@@ -276,14 +280,14 @@ class Workers:
         self._woke(ask.mark, seconds, answer, "late")
 
     async def approval(self, chance: random.Random) -> None:
-        """Begun without waiting, answered by somebody else (or by nobody), fetched in the end."""
+        """Started without waiting, answered by another request (or not at all), fetched at the end."""
         seconds = round(chance.uniform(0.3, 5.0), 3)
         begin = self._ask("approval", chance)
         mark = begin.mark
         await self._asker.ask(begin, f"/approval/{mark}/wait/send", {"mark": mark, "seconds": seconds})
         if chance.random() < 0.6:
             await asyncio.sleep(chance.uniform(0, seconds))
-            # Not there any more: the timer was first. Both are right; which one it was, the outcome tells.
+            # It may be gone because the timer was first. Both are correct; the outcome tells which one happened.
             path = f"/holdfast/workflow/approval/{mark}/promises/answer/resolve"
             await self._asker.ask(self._ask("approve", chance, mark=mark), path, "ann", finals=(200, 404, 409))
         attach = self._ask("attach", chance, seconds, mark)
@@ -298,7 +302,7 @@ class Workers:
         self._seen.naps.append(nap)
 
     async def retry(self, chance: random.Random) -> None:
-        """The same request to several nodes at once, and once more when it was answered."""
+        """Sends the same request to several nodes at once, and once more after it was answered."""
         first = self._ask("retry", chance)
         mark = first.mark
         body, key = f"{mark}", mark

@@ -1,4 +1,4 @@
-"""`holdfast backup ...` and `holdfast restore`: the whole cluster to a store, and from there to new nodes."""
+"""`holdfast backup ...` and `holdfast restore`: copy the whole cluster to a store, and from there to new nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _from_option = click.option(
     "place",
     required=True,
     metavar="PLACE",
-    help="Where backups are: s3://bucket/prefix?endpoint_url=...&region=..., or a directory.",
+    help="The location of the backups: s3://bucket/prefix?endpoint_url=...&region=..., or a directory.",
 )
 
 
@@ -46,8 +46,8 @@ _from_option = click.option(
 def backup(context: click.Context, to: str | None, admin_url: str, as_json: bool) -> None:
     """Back up the whole running cluster to PLACE, at one point in time for all partitions.
 
-    Every partition is sent to PLACE by the node that leads it, with that node's credentials. Nothing counts as a backup before
-    it is finished; Ctrl-C ends it and removes what it wrote.
+    The leader of each partition sends it to PLACE, with its node's credentials. Only a finished backup counts as a
+    backup. Ctrl-C cancels it and removes what it wrote.
 
     \b
     holdfast backup --to s3://backups/orders?region=eu-central-1
@@ -59,14 +59,15 @@ def backup(context: click.Context, to: str | None, admin_url: str, as_json: bool
             raise click.UsageError("--to makes a backup; list, verify and delete take --from")
         return
     if to is None:
-        raise click.UsageError("--to says where to: a directory, or s3://bucket/prefix (holdfast backup --help)")
+        raise click.UsageError("name the place with --to: a directory, or s3://bucket/prefix (holdfast backup --help)")
+    _refuse_credentials(to)
     job = _make(to if "://" in to else os.path.abspath(to), admin_url, quiet=as_json)
     if as_json:
         print_json(job)
     if job["status"] != "succeeded":
         raise Failed(
-            f"the backup {job['status']}: {job['error'] or 'it was ended'}",
-            "nothing was written that could be taken for a backup",
+            f"the backup {job['status']}: {job['error'] or 'it was cancelled'}",
+            "there is no partial backup to mistake for a complete one",
         )
     if not as_json:
         again = f", at the {job['rounds']}. try" if job["rounds"] > 1 else ""
@@ -75,7 +76,7 @@ def backup(context: click.Context, to: str | None, admin_url: str, as_json: bool
 
 
 def _make(to: str, admin_url: str, *, quiet: bool) -> dict[str, Any]:
-    """The backup as it ended. Ctrl-C cancels it."""
+    """The backup job after its end. Ctrl-C cancels it."""
     job: dict[str, Any] = client.admin(admin_url, "POST", "/cluster/backups", value={"to": to})
     where = client.path("cluster", "backups", job["id"])
     try:
@@ -90,15 +91,15 @@ def _make(to: str, admin_url: str, *, quiet: bool) -> dict[str, Any]:
                 except Failed as error:
                     if "(404)" in error.message or time.monotonic() > heard_at + SILENT_S:
                         raise Failed(
-                            f"the node that makes {job['id']} is gone: {error.message}",
-                            "run it again: nothing was written that could be taken for a backup",
+                            f"the node that was making {job['id']} does not answer: {error.message}",
+                            "run it again: only a finished backup counts as a backup",
                         ) from None
             _show(job, bars, tasks)
     except KeyboardInterrupt:
-        click.echo("Ending it...", err=True)
+        click.echo("Cancelling the backup...", err=True)
         job = client.admin(admin_url, "DELETE", where)
         if job["status"] == "cancelled":
-            click.echo(f"{job['id']} was ended; what it wrote is removed.", err=True)
+            click.echo(f"{job['id']} was cancelled, and its files were removed.", err=True)
             raise click.exceptions.Exit(130) from None
     return job
 
@@ -145,7 +146,7 @@ def list_backups(place: str, as_json: bool) -> None:
         if isinstance(each, backups.Manifest):
             rows.append(_described(each))
         elif isinstance(each, backups.Interrupted):
-            rows.append({"id": each.id, "note": "not finished: being made, or interrupted"})
+            rows.append({"id": each.id, "note": "not finished: in progress, or interrupted"})
         else:
             rows.append({"id": None, "note": str(each)})
     if as_json:
@@ -181,7 +182,7 @@ def list_backups(place: str, as_json: bool) -> None:
 def verify(id_: str | None, place: str, scratch: Path | None, as_json: bool) -> None:
     """Verify a backup (the newest, or ID): every checksum, and that its partitions are consistent.
 
-    No node is needed. Exit code 1 if not.
+    No node is needed. The exit code is 1 if the backup is damaged.
     """
     from holdfast.cluster.groups import FIRST_PARTITION_GROUP
     from holdfast.snapshots import backups
@@ -202,7 +203,7 @@ def verify(id_: str | None, place: str, scratch: Path | None, as_json: bool) -> 
         print_json(_described(manifest))
         return
     fields(_described(manifest).items())
-    click.echo("Sound: every byte is what was written, and the partitions fit together.")
+    click.echo("The backup is intact: every checksum matches, and the partitions are consistent.")
 
 
 @backup.command()
@@ -210,7 +211,7 @@ def verify(id_: str | None, place: str, scratch: Path | None, as_json: bool) -> 
 @_from_option
 @json_option
 def delete(id_: str, place: str, as_json: bool) -> None:
-    """Delete a backup, or what an interrupted one left."""
+    """Delete a backup, or the files of an interrupted one."""
     from holdfast.snapshots import backups
 
     with _errors():
@@ -223,20 +224,20 @@ def delete(id_: str, place: str, as_json: bool) -> None:
 
 @click.command()
 @_from_option
-@click.option("--backup", "id_", metavar="ID", help="Which backup; the newest if omitted.")
+@click.option("--backup", "id_", metavar="ID", help="The id of the backup; the newest if omitted.")
 @click.option(
     "--config",
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The node's file node.toml; HOLDFAST_* variables win.",
+    help="The node's file node.toml; HOLDFAST_* variables override it.",
 )
 @json_option
 def restore(place: str, id_: str | None, file: Path | None, as_json: bool) -> None:
     """Make the data directory of a node from a backup, before its first start.
 
-    Run it on every founder of the new cluster, with the same backup, and start them then. How many nodes there are and what
-    they are called is free; the number of partitions is the backup's. Nothing is overwritten: the directory must be empty. If
-    it is interrupted, run it again.
+    Run it on every founder of the new cluster, with the same backup, and then start them. The nodes may differ in
+    number and names from the old ones; the number of partitions is that of the backup. Nothing is overwritten: the
+    directory must be empty. If it is interrupted, run it again.
 
     \b
     holdfast restore --from s3://backups/orders?region=eu-central-1 --config node.toml
@@ -248,6 +249,7 @@ def restore(place: str, id_: str | None, file: Path | None, as_json: bool) -> No
     from holdfast.snapshots import backups
     from holdfast.statemachine.tables import SCHEMA
 
+    _refuse_credentials(place)
     with _errors():
         try:
             config = load(file)
@@ -260,7 +262,7 @@ def restore(place: str, id_: str | None, file: Path | None, as_json: bool) -> No
         except StorageError as error:
             raise Failed(str(error)) from None
         except KeyboardInterrupt:
-            click.echo("Interrupted. Run it again: it goes on where it ended.", err=True)
+            click.echo("Interrupted. Run it again: it continues where it stopped.", err=True)
             raise click.exceptions.Exit(130) from None
     others = [name for name in founders_of(config) if name != config.node]
     if as_json:
@@ -275,19 +277,21 @@ def restore(place: str, id_: str | None, file: Path | None, as_json: bool) -> No
             }
         )
         return
-    before = "was restored before and not started yet" if made.already else f"has {len(made.partitions)} partitions"
+    before = (
+        "was already restored but has not been started" if made.already else f"has {len(made.partitions)} partitions"
+    )
     click.echo(f"{config.data}: node {config.node} of cluster {config.cluster} {before}, from {manifest.id}.")
     if others:
         click.echo(f"Restore {', '.join(others)} as well, each on its own machine, with --backup {manifest.id};")
-        click.echo("then start all of them: the cluster forms when they have spoken to each other.")
+        click.echo("then start all of them: the cluster forms once they have connected to each other.")
     else:
         click.echo("Start it: holdfast serve" + (f" --config {file}" if file is not None else ""))
-    click.echo(f'Nodes that join later need: restored = "{made.founding.restored}"')
+    click.echo(f'Nodes that join later need the setting: restored = "{made.founding.restored}"')
     click.echo("If the old cluster still runs, stop it first: both would drive the same handlers.")
 
 
 def _works(bars: Progress, tasks: dict[int, TaskID], doing: str) -> Callable[[int], Work]:
-    """A bar for each partition that is worked on."""
+    """A bar for each partition in progress."""
     from holdfast.snapshots.work import Work
 
     def work(number: int) -> Work:
@@ -301,6 +305,14 @@ def _open(place: str) -> Any:
     from holdfast.snapshots.opening import open_store
 
     return open_store(place)
+
+
+def _refuse_credentials(place: str) -> None:
+    """Before anything else happens. A store has more credentials in its URL than other URLs: those of its options."""
+    from holdfast.snapshots.stores import refuse_credentials
+
+    with _errors():
+        refuse_credentials(place)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ def request_options(command: Function) -> Function:
         (
             click.argument("target"),
             click.argument("body", default=""),
-            click.option("--key", help="The key, if it has slashes: TARGET is then service/handler."),
+            click.option("--key", help="The key, if it contains slashes; TARGET is then service/handler."),
             click.option(
                 "--idempotency-key", help="Idempotency key: repeated requests with the same key are one invocation."
             ),
@@ -56,7 +56,7 @@ def _request(
     segments = target.strip("/").split("/")
     if key is not None:
         if len(segments) != 2:
-            raise click.BadParameter("with --key it is service/handler", param_hint="TARGET")
+            raise click.BadParameter("with --key, TARGET must be service/handler", param_hint="TARGET")
         segments.insert(1, key)
     if len(segments) not in (2, 3) or not all(segments):
         raise click.BadParameter(f"{target!r} is not service/handler or service/key/handler", param_hint="TARGET")
@@ -81,7 +81,7 @@ def _body(text: str) -> bytes:
         try:
             return Path(text[1:]).read_bytes()
         except OSError as error:
-            raise Failed(f"{text[1:]} cannot be read: {error.strerror}") from None
+            raise Failed(f"cannot read {text[1:]}: {error.strerror}") from None
     return text.encode()
 
 
@@ -102,8 +102,11 @@ def call(
     if as_json:
         print_json({"id": answer.headers.get("x-holdfast-id"), "outcome": _shown(answer.body)})
     else:
-        # Text ends its line. Bytes that are no text go through unchanged.
-        click.echo(answer.body, nl=_is_text(answer.body) and not answer.body.endswith(b"\n"))
+        # A final newline after text. Binary output is unchanged, unless a terminal would obey it.
+        outcome = answer.body
+        if sys.stdout.isatty():
+            outcome = client.printable(outcome.decode(errors="replace")).encode()
+        click.echo(outcome, nl=_is_text(outcome) and not outcome.endswith(b"\n"))
 
 
 def _is_text(body: bytes) -> bool:
@@ -122,7 +125,7 @@ def _shown(body: bytes) -> Any:
 
 
 @click.command(
-    help=f"Send a request without waiting: it is accepted, and runs whatever happens here.\n\n{_TARGET_HELP}"
+    help=f"Send a request without waiting: once accepted, it runs independently of this command.\n\n{_TARGET_HELP}"
 )
 @request_options
 @click.option("--delay", metavar="DURATION", help="Start the invocation after this delay: 10s, 1h30m, P1D.")
@@ -174,7 +177,9 @@ def get_state(service: str, key: str, name: str | None, admin_url: str, as_json:
     else:
         fields(shown["state"].items())
     if shown["held_by"] and not as_json:
-        click.echo(f"{shown['held_by']} holds the key; {counted(shown['waiting'], 'invocation')} waiting.", err=True)
+        click.echo(
+            f"{shown['held_by']} holds the key, and {counted(shown['waiting'], 'invocation')} waiting for it.", err=True
+        )
 
 
 @state.command("set")

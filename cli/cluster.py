@@ -1,4 +1,4 @@
-"""`holdfast cluster ...`: the nodes, who leads what, and how nodes come and go."""
+"""`holdfast cluster ...`: the nodes, the leaders of partitions, and adding and removing nodes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from holdfast.cli.output import admin_option, json_option, print_json, table
 
 @click.group()
 def cluster() -> None:
-    """Look at the cluster, drain nodes, add and remove them, move leaderships."""
+    """Show the cluster, drain nodes, add and remove them, transfer leaderships."""
 
 
 @cluster.command()
 @admin_option
 @json_option
 def status(admin_url: str, as_json: bool) -> None:
-    """Nodes, partitions, leaders and lags.
+    """Show nodes, partitions, leaders and lags.
 
-    Nodes and members include every change acknowledged before; leaders and lags are as the answering node sees them.
+    Nodes and members include every change acknowledged before; leaders and lags are those known to the answering node.
     """
     shown = client.admin(admin_url, "GET", "/cluster")
     if as_json:
@@ -70,11 +70,11 @@ def status(admin_url: str, as_json: bool) -> None:
     if shown["changing"]:
         click.echo(f"\nNow: {shown['changing']}")
     if not shown["linearizable"]["nodes"]:
-        click.echo("\nNobody leads the meta group: nodes and members may be out of date.", err=True)
+        click.echo("\nThe meta group has no leader: nodes and members may be out of date.", err=True)
 
 
 def _behind(shown: Any) -> str | None:
-    """What keeps the cluster from what its newest release can do."""
+    """Why the cluster cannot use all features of its newest release."""
     level, nodes = shown.get("level"), [node for node in shown["nodes"] if node["state"] != "removed"]
     newest = max((node.get("level") or 0 for node in nodes), default=0)
     if level is None or level >= newest:
@@ -93,13 +93,13 @@ def _behind(shown: Any) -> str | None:
 def drain(node: str, move: bool, undo: bool, admin_url: str, as_json: bool) -> None:
     """Move all leaderships away from NODE, so that stopping it disturbs no client.
 
-    A node that is stopped (SIGTERM) drains by itself, for as long as it is down.
+    A node that is stopped (SIGTERM) drains by itself, for as long as it is stopped.
     """
     if undo and move:
-        raise click.UsageError("--undo takes the node back; --move sends its replicas away")
+        raise click.UsageError("--undo returns the node to service, --move moves its replicas away: use one of them")
     _drain(node, "undrain" if undo else "drain", {"move": "true"} if move else {}, admin_url, as_json)
     if move and not as_json:
-        click.echo("Its replicas move now. It holds nothing when `holdfast cluster status` shows it with 0 replicas.")
+        click.echo("Its replicas are moving. The node is empty when `holdfast cluster status` shows 0 replicas.")
 
 
 @cluster.command()
@@ -126,13 +126,15 @@ def _drain(node: str, action: str, parameters: dict[str, str], admin_url: str, a
 def add(node: str, address: str, zone: str | None, admin_url: str, as_json: bool) -> None:
     """Add NODE, whose peer address is HOST:PORT, to the cluster.
 
-    Start it with the same `founders` as the others and with the address of at least one of them in `peers`. It is given
-    its share of the partitions when it is there.
+    Start it with the same `founders` as the others and with the address of at least one of them in `peers`. It receives
+    its share of the partitions once it is connected.
     """
     value = {"name": node, "address": address, "zone": zone or ""}
     _print_node(client.admin(admin_url, "POST", "/cluster/nodes", value=value), as_json)
     if not as_json:
-        click.echo("Start it now, if it does not run. It is given its share of the partitions: holdfast cluster status")
+        click.echo(
+            "Start it now, unless it is running. It receives its share of the partitions: holdfast cluster status"
+        )
 
 
 @cluster.command()
@@ -148,14 +150,14 @@ def remove(node: str, force: bool, admin_url: str, as_json: bool) -> None:
     )
     if not as_json:
         click.echo(
-            "What it held is copied to others. Its vote in the meta group counts as a replica until it is taken away: stop it "
-            "when `holdfast cluster status` shows 0 replicas, and delete its directory."
+            "Its data is being copied to other nodes. Its vote in the meta group counts as a replica until it is removed: "
+            "stop it when `holdfast cluster status` shows 0 replicas, and delete its directory."
         )
 
 
 @cluster.command()
 @click.argument("partition", type=click.IntRange(0, 999_999))
-@click.option("--to", metavar="NODE", help="The node that is to lead; any other replica if omitted.")
+@click.option("--to", metavar="NODE", help="The new leader; any other replica if omitted.")
 @admin_option
 @json_option
 def transfer(partition: int, to: str | None, admin_url: str, as_json: bool) -> None:

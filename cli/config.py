@@ -1,4 +1,4 @@
-"""`holdfast config check`: whether a node would start with these settings, and with which."""
+"""`holdfast config check`: whether a node would start with these settings, and their effective values."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ def config() -> None:
     "--config",
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A file node.toml; HOLDFAST_* variables win.",
+    help="A file node.toml; HOLDFAST_* variables override it.",
 )
 @json_option
 def check(file: Path | None, as_json: bool) -> None:
     """Check the settings as `serve` would read them, and print the result. Secrets are never printed.
 
-    Notes are about what is allowed and most likely not meant. Exit code 1 if a node would not start.
+    Notes name settings that are allowed but probably mistakes. The exit code is 1 if a node would not start.
     """
-    from holdfast.cluster.config import BadConfig, advise, describe, find_faults, load
+    from holdfast.cluster.advice import advise, find_faults
+    from holdfast.cluster.config import BadConfig, describe, load
+    from holdfast.cluster.http.access import find_token_faults
 
     try:
         settings = load(file)
     except BadConfig as error:
         raise Failed(str(error)) from None
-    if faults := find_faults(settings):
+    if faults := find_faults(settings) or find_token_faults(settings):
         raise Failed("a node cannot start with these settings on this machine", details=faults)
     advice = advise(settings)
     if as_json:

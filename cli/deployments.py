@@ -10,11 +10,12 @@ import click
 from holdfast.cli import client
 from holdfast.cli.client import Failed
 from holdfast.cli.output import admin_option, age, fields, json_option, print_json, table
+from holdfast.cluster.origins import NO_CREDENTIALS
 
 
 @click.group()
 def deployments() -> None:
-    """Register and look at deployments: the endpoints that run your handlers."""
+    """Register and show deployments: the endpoints that run your handlers."""
 
 
 @deployments.command()
@@ -32,12 +33,13 @@ def deployments() -> None:
 def register(uri: str, force: bool, metadata: tuple[str, ...], admin_url: str, as_json: bool) -> None:
     """Register the endpoint at URI: the node asks it which services it offers.
 
-    A deployment never changes, so that a suspended invocation finds the code it began with: run new code at a new
-    address and register that. New invocations go to the newest deployment.
+    A deployment never changes, so that a suspended invocation continues with the code that it began with: run new code
+    at a new address and register that. New invocations go to the newest deployment.
 
     \b
     holdfast deployments register http://127.0.0.1:9080
     """
+    client.refuse_credentials(uri, NO_CREDENTIALS)
     pairs = dict(_pair(item) for item in metadata)
     body = {"uri": uri, "force": force, "metadata": pairs}
     answer = client.ask(
@@ -57,7 +59,7 @@ def register(uri: str, force: bool, metadata: tuple[str, ...], admin_url: str, a
 
 
 def _with_flag(error: Failed) -> Failed:
-    """The node's hint names the parameter of the API; a person at a terminal has an option."""
+    """The node's hint names the parameter of the API; a user of the terminal needs the option."""
     hint = error.hint.replace("force=true", "--force") if error.hint else None
     return Failed(error.message, hint, error.details)
 
@@ -81,7 +83,7 @@ def _print_services(deployment: dict[str, Any]) -> None:
             )
             for service in deployment["services"]
         ),
-        empty="It offers nothing.",
+        empty="It offers no services.",
     )
 
 
@@ -114,13 +116,18 @@ def list_deployments(admin_url: str, as_json: bool) -> None:
 
 
 def _health(deployment: dict[str, Any]) -> str | None:
-    """`ok`, or for how long and why it is down; nothing if no node has had anything for it."""
-    health = deployment.get("health")  # An older node does not say.
+    """`ok`, or why the deployment is down or does not respond and for how long, or why attempts are held back; empty if no
+    node has used it yet."""
+    health = deployment.get("health")  # Older nodes do not report it.
     if health is None or health["status"] == "idle":
         return None
     down = [each for each in health["nodes"] if each["down_since"]]
     if not down:
-        return "ok"
+        stalled = [each for each in health["nodes"] if each.get("stalled_since")]
+        if stalled:
+            return f"stalled for {age(stalled[0]['stalled_since'])}: {stalled[0]['stall']}"
+        held = next((each["restraint"] for each in health["nodes"] if each["restraint"]), "")
+        return f"crashing: {held}" if health["status"] == "crashing" else "ok"
     nodes = ", ".join(each["node"] for each in down)
     return f"down for {age(down[0]['down_since'])} ({nodes}): {down[0]['error']}"
 
@@ -155,12 +162,12 @@ def describe(id_: str, admin_url: str, as_json: bool) -> None:
 @click.option(
     "--force",
     is_flag=True,
-    help="Remove even if invocations run on it. They pause until they are resumed on another deployment.",
+    help="Remove it even if invocations run on it. They pause until they are resumed on another deployment.",
 )
 @admin_option
 @json_option
 def remove(id_: str, force: bool, admin_url: str, as_json: bool) -> None:
-    """Remove a deployment that is drained: nothing runs on it, and newer ones offer its services."""
+    """Remove a drained deployment: no invocations run on it, and newer deployments offer its services."""
     parameters = {"force": "true"} if force else None
     try:
         shown = client.admin(admin_url, "DELETE", client.path("deployments", id_), parameters=parameters)
@@ -171,7 +178,7 @@ def remove(id_: str, force: bool, admin_url: str, as_json: bool) -> None:
 
 @click.group()
 def services() -> None:
-    """Look at services: what can be called."""
+    """Show services and their handlers."""
 
 
 @services.command("list")

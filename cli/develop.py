@@ -1,8 +1,8 @@
-"""What `holdfast dev` does besides running a node: it runs the handlers too, and brings them back.
+"""What `holdfast dev` does besides running a node: it runs the handlers, and restarts them.
 
-The handlers live in a process of their own. A changed file, a crash or a `kill -9` costs that process and nothing else: a
-new one is started, and the node sends it what was not finished. Registration is forced, because in development the code
-at one address changes all the time; in production a deployment never does.
+The handlers run in a process of their own. A changed file, a crash or a `kill -9` costs only that process: a new one is
+started, and the node sends it the unfinished work. Registration is forced, because in development the code at one
+address changes all the time; in production a deployment never changes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import click
 from holdfast import __version__
 from holdfast.cli.client import Failed
 from holdfast.cli.failures import Reporter
-from holdfast.cli.lifecycle import running, until_told
+from holdfast.cli.lifecycle import running, until_signalled
 from holdfast.cluster.errors import Circumstance, EndpointFailed
+from holdfast.cluster.http.access import ROOT_FILE
 
 if TYPE_CHECKING:
     from holdfast.cluster.config import Config
@@ -46,14 +47,14 @@ async def develop(config: Config, *, app: str | None, handlers_port: int, reload
         handlers = Handlers(node, app, handlers_port, reload=reload) if app is not None else None
         _greet(node, handlers)
         node.observe(Reporter())
-        tasks = [asyncio.create_task(until_told())]
+        tasks = [asyncio.create_task(until_signalled())]
         if handlers is not None:
             tasks.append(asyncio.create_task(handlers.run()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-            click.echo("\nStopping. What was accepted is in the log, and goes on with the next start.")
+            click.echo("\nStopping. Accepted invocations are in the log and continue at the next start.")
         finally:
             for task in tasks:
                 task.cancel()
@@ -61,13 +62,13 @@ async def develop(config: Config, *, app: str | None, handlers_port: int, reload
 
 
 async def _check_free(port: int) -> None:
-    """Before anything is started: the handlers' own error would come from another process."""
+    """Checked before anything is started: the handlers' own error would come from another process."""
     try:
         server = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", port, reuse_address=True)
     except OSError:
         raise Failed(
-            f"port {port}, where the handlers should listen, is taken",
-            "stop what listens there, or use --handlers-port",
+            f"port {port}, where the handlers should listen, is in use",
+            "stop the process that listens there, or use --handlers-port",
         ) from None
     server.close()
     await server.wait_closed()
@@ -99,8 +100,8 @@ class Handlers:
         self._process: asyncio.subprocess.Process | None = None
 
     async def run(self) -> None:
-        """Keep the process running: for ever, or until we are cancelled."""
-        # The process ends when this pipe does, however we end.
+        """Keep the process running, until this task is cancelled."""
+        # The child ends when this pipe closes, however this process ends.
         reading, writing = os.pipe()
         try:
             while True:
@@ -132,9 +133,9 @@ class Handlers:
         code = process.returncode or 0
         if code == NOT_IMPORTED:
             if not self.reload:
-                raise Failed(f"{self.app} cannot be run (see above)")
-            click.echo("Waiting for a change of its files.")
-            self._still_closed(f"{self.app} cannot be run: the output of holdfast dev says why")
+                raise Failed(f"{self.app} cannot run (see above)")
+            click.echo("Waiting for one of its files to change.")
+            self._still_closed(f"{self.app} cannot run: the output of holdfast dev says why")
             await changed
             return
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
@@ -142,7 +143,7 @@ class Handlers:
         await asyncio.sleep(RESTART_S)
 
     async def _change(self, seen: dict[str, int]) -> str:
-        """The file that changed, when one has."""
+        """Wait for a changed file, and return it."""
         if not self.reload:
             await asyncio.Event().wait()
         while True:
@@ -152,13 +153,13 @@ class Handlers:
                 return next(iter(sorted(set(now.items()) ^ set(seen.items()))))[0]
 
     async def _register(self, process: asyncio.subprocess.Process) -> None:
-        """As soon as it answers."""
+        """Register the handlers as soon as they answer."""
         while True:
             try:
                 registered = await self.node.registry.register(self.uri, force=True, metadata={"app": self.app})
                 break
             except EndpointFailed:
-                await asyncio.sleep(0.1)  # It is still starting; if it ends instead, `run` notices.
+                await asyncio.sleep(0.1)  # The process is still starting. If it ends instead, `run` notices.
             except Circumstance as error:
                 click.echo(f"{self.app} cannot be registered: {error.message}", err=True)
                 self._still_closed(f"{self.app} cannot be registered: {error.message}")
@@ -171,10 +172,11 @@ class Handlers:
         click.echo(f"\nProcess {process.pid} serves {names}.")
         if not self._greeted:
             self._greeted = True
-            click.echo(f"Try:  {example(self.node.ingress_url, deployment)}")
+            click.echo(f"Try:  {example(self.node.ingress_url, deployment, _credentials(self.node.config))}")
 
     def _still_closed(self, reason: str) -> None:
-        """Unless handlers were registered before: those answer when they are back."""
+        """Why the ingress is closed until the handlers are registered. Handlers registered earlier answer once they run
+        again."""
         if self.node.closed:
             self.node.closed = reason
 
@@ -189,13 +191,13 @@ class Handlers:
 
 
 def _python_path() -> str:
-    """The module is found from where the command was started."""
+    """Find the module from the directory in which the command was started."""
     known = os.environ.get("PYTHONPATH")
     return os.pathsep.join(part for part in (os.getcwd(), known) if part)
 
 
 def snapshot(root: Path) -> dict[str, int]:
-    """Python files below a folder and when they were written. Bounded: a home directory is not a project."""
+    """Python files below a folder and their modification times. Bounded: a home directory is not a project."""
     found = {}
     for number, path in enumerate(_python_files(root)):
         if number >= FILES_MAX:
@@ -215,8 +217,19 @@ def _python_files(root: Path) -> Iterator[Path]:
                 yield Path(folder, name)
 
 
-def example(ingress_url: str, deployment: Deployment) -> str:
-    """A line to try: the first handler that may be called, with an input that fits its schema."""
+def _credentials(config: Config) -> str:
+    """The options with which curl reaches the ingress of this node. The token itself stays out of the terminal."""
+    options = ""
+    if config.ingress_tls_cert is not None:
+        options += f" --cacert {shlex.quote(str(config.ingress_tls_cert.resolve()))}"
+    if config.auth == "tokens":
+        file = config.admin_token_file or config.data / ROOT_FILE
+        options += f' -H "Authorization: Bearer $(cat {shlex.quote(str(file.resolve()))})"'
+    return options
+
+
+def example(ingress_url: str, deployment: Deployment, options: str = "") -> str:
+    """A command to try: the first public handler, with an input that fits its schema."""
     for service in deployment.services:
         for handler in service.handlers:
             if service.options.get("private") or handler.options.get("private"):
@@ -225,12 +238,12 @@ def example(ingress_url: str, deployment: Deployment) -> str:
             schema = json.loads(handler.input_schema) if handler.input_schema is not None else None
             value = sample(schema, schema) if isinstance(schema, dict) else None
             data = f" -d {shlex.quote(json.dumps(value))}" if value is not None else " -X POST"
-            return f"curl {ingress_url}/{service.name}{key}/{handler.name}{data}"
-    return f"curl {ingress_url}/holdfast/health"
+            return f"curl{options} {ingress_url}/{service.name}{key}/{handler.name}{data}"
+    return f"curl{options} {ingress_url}/holdfast/health"
 
 
 def sample(schema: Any, root: Any, depth: int = 0) -> Any:
-    """A value that a JSON schema might accept; None if it wants nothing."""
+    """A value that a JSON schema might accept; None if no input is needed."""
     if not isinstance(schema, dict) or depth > 8:
         return "..."
     reference = schema.get("$ref")

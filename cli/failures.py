@@ -1,4 +1,4 @@
-"""What `holdfast dev` prints about failures and pauses: one line each, counted when they repeat, and how to go on."""
+"""What `holdfast dev` prints about failures and pauses: one line each, counted when repeated, with the next action."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from holdfast.cli.client import printable
 from holdfast.cluster.durations import format_duration_ms
 from holdfast.sdk.ids import format_id
 from holdfast.statemachine import queries
@@ -22,7 +23,7 @@ _KINDS: Final = frozenset({FailAttempt, RecordRunFailure, Complete, Pause, Recor
 
 
 class Reporter:
-    """Told of every command of this node that was applied; prints what went wrong."""
+    """Receives every command applied on this node, and prints failures."""
 
     def __init__(self) -> None:
         self._failures: OrderedDict[bytes, int] = OrderedDict()
@@ -33,7 +34,7 @@ class Reporter:
         if type(command) is Complete and (command.outcome[0] == 0 or result.code):
             return
         if type(command) in (FailAttempt, RecordRunFailure, Pause) and result.code:
-            return  # The attempt was over, or it was paused before.
+            return  # The attempt had already ended, or the invocation was already paused.
         with partition.state.read() as txn:
             record = queries.load(txn, command.id)  # type: ignore[union-attr]
             last = queries.last_failure(txn, command.id)  # type: ignore[union-attr]
@@ -49,7 +50,7 @@ class Reporter:
         elif type(command) in (FailAttempt, RecordRunFailure, RecordStep):
             count = self._count(record.id)
             if count & count - 1:
-                return  # The 1st, 2nd, 4th, 8th, ... of one invocation.
+                return  # Print the 1st, 2nd, 4th, 8th, ... failure of one invocation.
             times = f"; {count} failures so far" if count > 1 else ""
             _say(_what(command), record, _reason(command, result.message), _next(record, partition, command) + times)
 
@@ -77,20 +78,21 @@ def _reason(command: Command, otherwise: str) -> str:
 
 
 def _next(record: Invocation, partition: Partition, command: Command) -> str:
-    """When it goes on by itself."""
+    """When the invocation continues by itself."""
     if record.status == Status.BACKING_OFF and record.due_ms:
         return f"next attempt in {format_duration_ms(max(record.due_ms - partition.now_ms(), 0))}"
-    return "it is tried again" if isinstance(command, RecordRunFailure) else "the next attempt begins"
+    return "it will be retried" if isinstance(command, RecordRunFailure) else "the next attempt begins now"
 
 
 def _resume(record: Invocation) -> str:
-    return f"go on with: holdfast invocations resume {format_id(record.id)}"
+    return f"continue with: holdfast invocations resume {format_id(record.id)}"
 
 
 def _say(what: str, record: Invocation, why: str, after: str = "") -> None:
     key = f"/{record.key}" if record.key is not None else ""
     colour = "red" if what in ("PAUSED", "failed") else "yellow"
     why = why if len(why) <= 500 else f"{why[:497]}..."
-    click.echo(f"{click.style(what, fg=colour)}: {record.service}{key}/{record.handler} {format_id(record.id)}: {why}")
+    about = printable(f"{record.service}{key}/{record.handler} {format_id(record.id)}: {why}")
+    click.echo(f"{click.style(what, fg=colour)}: {about}")
     if after:
         click.echo(f"        {after}")

@@ -1,4 +1,4 @@
-"""`holdfast invocations ...`: what runs, why something does not, and what to do about it."""
+"""`holdfast invocations ...`: show what runs and why something does not, and act on it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,22 @@ _FILTERS = (
 
 
 def filters(command: Function) -> Function:
-    """The options that choose invocations."""
+    """The options that select invocations."""
     for option in reversed(
         (
             click.option(
-                "--status", help="One or more, separated by commas: running, suspended, paused, ..., or active."
+                "--status",
+                help="Invocations with one of these statuses, separated by commas: running, suspended, paused, ..., or active.",
             ),
-            click.option("--service", help="Of this service."),
-            click.option("--handler", help="Of this handler."),
-            click.option("--key", help="Of this key of a virtual object or workflow."),
-            click.option("--deployment", help="Pinned to this deployment."),
-            click.option("--older-than", metavar="DURATION", help="Created longer ago than: 10m, 2h, 1d."),
-            click.option("--outcome", help="Completed, with one or more: succeeded, failed, cancelled, killed."),
+            click.option("--service", help="Invocations of this service."),
+            click.option("--handler", help="Invocations of this handler."),
+            click.option("--key", help="Invocations of this key of a virtual object or workflow."),
+            click.option("--deployment", help="Invocations pinned to this deployment."),
+            click.option("--older-than", metavar="DURATION", help="Created longer ago than this: 10m, 2h, 1d."),
+            click.option(
+                "--outcome",
+                help="Completed with one of these outcomes, separated by commas: succeeded, failed, cancelled, killed.",
+            ),
             click.option("--since", metavar="TIME", help="Created at or after: 2h (ago), 2026-11-18T04:00:00Z."),
             click.option("--until", metavar="TIME", help="Created before: 2h (ago), 2026-11-18T04:00:00Z."),
             click.option("--idempotency-key", help="Created with this Idempotency-Key."),
@@ -48,7 +52,7 @@ def invocations() -> None:
 
 @invocations.command("list")
 @filters
-@click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 100_000), help="At most this many.")
+@click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 100_000), help="Show at most this many.")
 @admin_option
 @json_option
 def list_invocations(limit: int, admin_url: str, as_json: bool, **chosen: str | None) -> None:
@@ -101,7 +105,6 @@ def describe(id_: str, admin_url: str, as_json: bool) -> None:
         print_json({**shown, "journal": journal["steps"], "journal_next": journal["next"]})
         return
     failure = shown["last_failure"]
-    caller = shown["called_by"]
     fields(
         (
             ("id", shown["id"]),
@@ -117,7 +120,7 @@ def describe(id_: str, admin_url: str, as_json: bool) -> None:
             ),
             ("  at", _frames(failure)),
             ("deployment", shown["deployment"]),
-            ("called by", f"{caller['id']}, step {caller['step']}" if caller else None),
+            ("called by", _caller(shown)),
             ("steps copied from", shown["steps_copied_from"]),
             ("idempotency key", shown["idempotency_key"]),
             ("size", _sizes(shown)),
@@ -126,9 +129,9 @@ def describe(id_: str, admin_url: str, as_json: bool) -> None:
     )
     click.echo()
     print_journal(journal)
-    history = shown.get("attempt_history")  # An older node does not say.
+    history = shown.get("attempt_history")  # Older nodes do not report it.
     if history:
-        click.echo("\nAttempts that ended neither in an outcome nor by waiting, newest last:")
+        click.echo("\nFailed or lost attempts, newest last:")
         table(
             ("ATTEMPT", "STARTED", "LASTED", "ENDED", "NODE", "DEPLOYMENT", "ERROR"),
             (
@@ -141,7 +144,7 @@ def describe(id_: str, admin_url: str, as_json: bool) -> None:
 
 
 def _frames(failure: dict[str, Any] | None) -> str | None:
-    """Where an exception came from, the innermost frame first."""
+    """The traceback of an exception, the innermost frame first."""
     return ", ".join(reversed(failure["trace"])) if failure and failure.get("trace") else None
 
 
@@ -152,9 +155,16 @@ def _lasted(began: str | None, ended: str | None) -> str:
     return format_duration_ms(max(round(seconds * 1000), 0))
 
 
+def _caller(shown: dict[str, Any]) -> str | None:
+    caller, depth = shown["called_by"], shown.get("call_depth", 0)  # An older node does not tell the depth.
+    if not caller:
+        return None
+    return f"{caller['id']}, step {caller['step']}" + (f" ({depth} calls deep)" if depth > 1 else "")
+
+
 def _sizes(shown: dict[str, Any]) -> str:
     journal = f"{size(shown['journal_bytes'])} of journal"
-    large = shown.get("large_values", 0)  # An older node does not say.
+    large = shown.get("large_values", 0)  # Older nodes do not report it.
     return f"{journal}, {size(shown['large_bytes'])} in {counted(large, 'large value')}" if large else journal
 
 
@@ -168,7 +178,7 @@ def print_journal(journal: dict[str, Any]) -> None:
         empty="The journal is empty.",
     )  # fmt: skip
     if journal["next"] is not None:
-        click.echo(f"There are more: holdfast invocations journal --start {journal['next']}", err=True)
+        click.echo(f"There are more steps: holdfast invocations journal --start {journal['next']}", err=True)
 
 
 def _took(step: dict[str, Any]) -> str | None:
@@ -220,12 +230,12 @@ def journal(id_: str, start: int, admin_url: str, as_json: bool) -> None:
 
 
 def _action(name: str, text: str, *options: Callable[[Any], Any]) -> None:
-    """One action, on the ids given, or on all that the filters choose."""
+    """Add a command for one action, on the given ids, or on all invocations that the filters select."""
 
     @filters
     @click.option("--yes", "-y", is_flag=True, help="Skip the confirmation before acting on all matches.")
     @click.option(
-        "--limit", default=1000, show_default=True, type=click.IntRange(1, 100_000), help="At most this many."
+        "--limit", default=1000, show_default=True, type=click.IntRange(1, 100_000), help="Act on at most this many."
     )
     @admin_option
     @json_option
@@ -235,9 +245,11 @@ def _action(name: str, text: str, *options: Callable[[Any], Any]) -> None:
         chosen = {field: given.pop(field) for field in _FILTERS}
         extra = {field: value for field, value in given.items() if value is not None}
         if ids and any(chosen.values()):
-            raise click.UsageError("give ids or a filter, not both")
+            raise click.UsageError("give either ids or a filter, not both")
         if not ids and not any(chosen.values()):
-            raise click.UsageError(f"which ones? Give ids, or a filter: --{', --'.join(_FILTERS).replace('_', '-')}")
+            raise click.UsageError(
+                f"no invocations selected: give ids, or a filter: --{', --'.join(_FILTERS).replace('_', '-')}"
+            )
         if ids:
             _on_each(name, ids, extra, admin_url, as_json=as_json)
         else:
@@ -266,7 +278,7 @@ def _on_each(name: str, ids: tuple[str, ...], extra: dict[str, Any], admin_url: 
         if not as_json:
             new = f" as {answer['new_id']}" if "new_id" in answer else ""
             more = f" ({answer['message']})" if answer.get("message") else ""
-            click.echo(f"{answer['status']} {id_}{new}{more}")
+            click.echo(client.printable(f"{answer['status']} {id_}{new}{more}"))
     if as_json:
         print_json(done)
     if failed:
@@ -285,24 +297,24 @@ def _on_all(
     if as_json:
         print_json(answer)
         return
-    click.echo(f"{name}: {answer['done']} of {answer['matched']} done, {answer['unchanged']} already so")
+    click.echo(f"{name}: {answer['done']} of {answer['matched']} done, {answer['unchanged']} unchanged")
     for reason, count in answer["reasons"].items():
-        click.echo(f"  {count} not: {reason}")
+        click.echo(client.printable(f"  {count} not: {reason}"))
     if answer["more"]:
         click.echo(f"There may be more than these {limit}: run it again.")
 
 
 _to = click.option(
-    "--to", metavar="DEPLOYMENT", help="Continue on this deployment; `newest` is the one that gets new invocations."
+    "--to", metavar="DEPLOYMENT", help="Continue on this deployment; `newest` is the one that receives new invocations."
 )
 _step = click.option("--step", type=click.IntRange(0), help="Keep the steps before this one; 0 keeps only the input.")
 
 _action(
     "cancel",
-    "Cancel: whatever the code waits for fails as cancelled, so that it can undo what it did; its calls too.",
+    "Cancel: the operation that the code waits for fails as cancelled, so that it can compensate. Also cancels its calls.",
 )
-_action("kill", "Kill: end it now, without asking the code; its calls too. Nothing is undone.")
+_action("kill", "Kill: end it now, without informing the code. Also kills its calls. Nothing is undone.")
 _action("pause", "Pause: stop the running attempt, and start no other until it is resumed.")
-_action("resume", "Resume what is paused or backing off, now.", _to)
-_action("restart", "Restart what is completed, as a new invocation with the same input.", _step, _to)
-_action("purge", "Purge what is completed: forget its record, journal and outcome.")
+_action("resume", "Resume now: end a pause or a backoff.", _to)
+_action("restart", "Restart a completed invocation as a new one with the same input.", _step, _to)
+_action("purge", "Purge a completed invocation: delete its record, journal and outcome.")

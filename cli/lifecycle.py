@@ -1,4 +1,4 @@
-"""The life of a node in this process: started, and stopped in order when somebody says so."""
+"""The life of a node in this process: it is started, and stopped in order on a signal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextlib.asynccontextmanager
 async def running(config: Config, *, closed: str = "") -> AsyncIterator[Node]:
-    """A started node, stopped at the end. `closed`: why its ingress takes no requests yet."""
+    """A started node, stopped at the end. `closed`: why its ingress accepts no requests yet."""
     from holdfast.cluster.http.descriptors import raise_limit
     from holdfast.cluster.node import Node
     from holdfast.sdk.loop import calm_collector
@@ -31,8 +31,8 @@ async def running(config: Config, *, closed: str = "") -> AsyncIterator[Node]:
         await node.stop()
 
 
-async def until_told() -> None:
-    """Until SIGTERM or Ctrl-C."""
+async def until_signalled() -> None:
+    """Wait for SIGTERM or Ctrl-C."""
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -40,6 +40,6 @@ async def until_told() -> None:
     try:
         await told.wait()
     finally:
-        # A second Ctrl-C ends the process at once: whatever is acknowledged is on disk anyway.
+        # A second Ctrl-C ends the process at once: everything acknowledged is on disk.
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)

@@ -1,29 +1,88 @@
-"""The `holdfast` command: the one place that knows the words an operator types.
+"""The `holdfast` command: the one place that knows the words that an operator types.
 
-A command here parses, calls a room below and prints. It decides nothing itself, so whatever the
-terminal can do, a program can do too.
+A command here parses its arguments, calls a room below and prints. It decides nothing itself, so a program can do
+everything that the terminal can do.
 """
 
 import platform
+from pathlib import Path
+from typing import Any, Final
 
 import click
 from rich.console import Console
 
 from holdfast import __version__
+from holdfast.cli import client, profiles
+from holdfast.cli.audit import audit
 from holdfast.cli.backup import backup, restore
 from holdfast.cli.calls import call, send, state
+from holdfast.cli.cert import cert
 from holdfast.cli.cluster import cluster
 from holdfast.cli.config import config
 from holdfast.cli.deployments import deployments, services
+from holdfast.cli.identity import identity
 from holdfast.cli.invocations import invocations
 from holdfast.cli.output import json_option, print_json
 from holdfast.cli.run import dev, serve
 from holdfast.cli.snapshots import snapshot
+from holdfast.cli.tokens import token
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    def invoke(self, context: click.Context) -> Any:
+        """Commands read answers as nodes write them. Whatever else answers, with JSON of its own, is not a node."""
+        try:
+            return super().invoke(context)
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            url = client.answered()
+            if url is None:
+                raise
+            which = "ingress" if context.invoked_subcommand in ("call", "send") else "admin API"
+            option = "--ingress-url" if which == "ingress" else "--admin-url"
+            raise client.Failed(
+                f"{url} is not the {which} of a Holdfast node: its answer has another form",
+                f"check {option}; if it is one, use the command line of its release",
+            ) from error
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="holdfast", message="%(prog)s %(version)s")
-def main() -> None:
+@click.option(
+    "--token-file",
+    envvar="HOLDFAST_TOKEN_FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file with the token for the cluster. Alternatives: HOLDFAST_TOKEN_FILE, or the token itself in HOLDFAST_TOKEN.",
+)
+@click.option(
+    "--profile", "name", envvar="HOLDFAST_PROFILE", help="Addresses and token of a cluster: `holdfast profile`."
+)
+@click.option(
+    "--ca-file",
+    envvar="HOLDFAST_CA_FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file with the authority that signed the nodes' certificates, for https:// addresses. Also HOLDFAST_CA_FILE.",
+)
+@click.option(
+    "--client-cert-file",
+    envvar="HOLDFAST_CLIENT_CERT_FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A certificate to show to an admin API that wants one. Also HOLDFAST_CLIENT_CERT_FILE.",
+)
+@click.option(
+    "--client-key-file",
+    envvar="HOLDFAST_CLIENT_KEY_FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Its private key, unless it is in the same file. Also HOLDFAST_CLIENT_KEY_FILE.",
+)
+@click.pass_context
+def main(
+    context: click.Context,
+    token_file: Path | None,
+    name: str | None,
+    ca_file: Path | None,
+    client_cert_file: Path | None,
+    client_key_file: Path | None,
+) -> None:
     """Holdfast, a durable orchestrator.
 
     \b
@@ -34,12 +93,43 @@ def main() -> None:
     Every command that ends takes --json. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted;
     78 from `serve` if the cluster has removed the node, so that starting it again does not help.
     """
+    client.use_token(token_file)
+    client.use_certificates(ca_file, client_cert_file, client_key_file)
+    if context.invoked_subcommand not in _WITHOUT_PROFILE:
+        _use_profile(context, name)
+
+
+#: Commands that ask no node, or change the profiles: a file that cannot be used must not stop them.
+_WITHOUT_PROFILE: Final = frozenset({"profile", "version", "config", "cert", "dev", "serve"})
+
+
+def _use_profile(context: click.Context, name: str | None) -> None:
+    """Options and variables win over what the profile says, which wins over the defaults."""
+    chosen = profiles.choose(name)
+    if chosen is None:
+        return
+    values = {key: url for key, url in (("admin_url", chosen.admin_url), ("ingress_url", chosen.ingress_url)) if url}
+    context.default_map = _everywhere(main, values)
+    client.offer_certificates(chosen.ca_file, chosen.client_cert_file, chosen.client_key_file)
+    if chosen.token_file and not chosen.token:
+        client.offer_token(client.read_token(Path(chosen.token_file), "token_file of the profile"), chosen.urls())
+    elif chosen.token:
+        client.offer_token(chosen.token, chosen.urls())
+
+
+def _everywhere(group: click.Group, values: dict[str, str]) -> dict[str, Any]:
+    """These defaults for the options of every command below a group."""
+    below = {
+        name: _everywhere(command, values) if isinstance(command, click.Group) else values
+        for name, command in group.commands.items()
+    }
+    return {**values, **below}
 
 
 @main.command()
 @json_option
 def version(as_json: bool) -> None:
-    """Print the version, and what it runs on: the first lines of a useful bug report."""
+    """Print the versions of Holdfast and of its platform, for bug reports."""
     if as_json:
         machine = {"system": platform.system(), "machine": platform.machine()}
         print_json({"holdfast": __version__, "python": platform.python_version(), **machine})
@@ -61,6 +151,11 @@ for command in (
     cluster,
     config,
     snapshot,
+    token,
+    identity,
+    profiles.profile,
+    audit,
+    cert,
     backup,
     restore,
 ):

@@ -1,4 +1,4 @@
-"""What a command prints: tables for eyes, JSON for scripts; and the options that all commands share."""
+"""The output of commands: tables for people, JSON for scripts; and the options that all commands share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.cli.client import ADMIN_URL, INGRESS_URL
+from holdfast.cli.client import ADMIN_URL, INGRESS_URL, printable
 from holdfast.cluster.durations import format_duration_ms
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -22,14 +22,14 @@ admin_option = click.option(
     envvar="HOLDFAST_ADMIN_URL",
     default=ADMIN_URL,
     show_default=True,
-    help="The admin API of any node. Also HOLDFAST_ADMIN_URL.",
+    help="The URL of the admin API of any node. Default: HOLDFAST_ADMIN_URL.",
 )
 ingress_option = click.option(
     "--ingress-url",
     envvar="HOLDFAST_INGRESS_URL",
     default=INGRESS_URL,
     show_default=True,
-    help="The ingress of any node. Also HOLDFAST_INGRESS_URL.",
+    help="The URL of the ingress of any node. Default: HOLDFAST_INGRESS_URL.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
@@ -48,13 +48,13 @@ _COLOURS = {
 
 
 def console() -> Console:
-    """Made when it is used, so that it writes to what stdout is then. Wide if nobody looks: grep wants whole lines."""
+    """Created on use, so that it writes to the current stdout. Wide without a terminal, because grep needs whole lines."""
     wide = None if sys.stdout.isatty() else 240
     return Console(highlight=False, soft_wrap=False, width=wide, emoji=False, markup=True)
 
 
 def size(count: int) -> str:
-    """For eyes: 20.0 MiB."""
+    """For people: 20.0 MiB."""
     if count < 1024:
         return f"{count} bytes"
     for unit in ("KiB", "MiB"):
@@ -69,8 +69,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+_JSON_CONTROLS = {code: f"\\u{code:04x}" for code in range(127, 160)}
+
+
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    """JSON escapes most control characters itself, and the others mean the same when they are escaped."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False).translate(_JSON_CONTROLS))
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[Any]], *, empty: str) -> None:
@@ -88,13 +92,13 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[Any]], *, empty: str) 
 
 
 def fields(rows: Iterable[tuple[str, Any]]) -> None:
-    """Name and value, one per line; what is nothing is left out."""
+    """Name and value, one per line; empty values are left out."""
     made = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     made.add_column(style="bold", no_wrap=True)
     made.add_column(overflow="fold")
     for name, value in rows:
         if value is not None and value != "" and value != {} and value != []:
-            made.add_row(name, _cell(value))
+            made.add_row(_cell(name), _cell(value))
     console().print(made)
 
 
@@ -103,11 +107,11 @@ def _cell(value: Any) -> str:
 
     text = "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     colour = _COLOURS.get(text)
-    return f"[{colour}]{text}[/]" if colour else escape(text)
+    return f"[{colour}]{text}[/]" if colour else escape(printable(text))
 
 
 def age(text: str | None) -> str:
-    """How long ago a time of the API was."""
+    """The time since a timestamp of the API."""
     if text is None:
         return ""
     try:

@@ -1,10 +1,11 @@
-"""`holdfast dev` and `holdfast serve`: run a node until it is told to stop."""
+"""`holdfast dev` and `holdfast serve`: run a node until it receives a signal."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import logging
+import os
 import sys
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -15,13 +16,13 @@ import click
 
 from holdfast import __version__
 from holdfast.cli.client import Failed
-from holdfast.cli.lifecycle import running, until_told
+from holdfast.cli.lifecycle import running, until_signalled
 
 if TYPE_CHECKING:
     from holdfast.cluster.config import Config
 
 
-#: EX_CONFIG of sysexits.h: starting again will not help. For RestartPreventExitStatus of systemd.
+#: EX_CONFIG of sysexits.h: another start will not help. For RestartPreventExitStatus of systemd.
 REMOVED_EXIT_CODE: Final = 78
 
 
@@ -34,9 +35,13 @@ class _Removed(Failed):
 @click.option("--port", show_default="8080", type=click.IntRange(0, 65535), help="Port of the ingress.")
 @click.option("--admin-port", show_default="9070", type=click.IntRange(0, 65535), help="Port of the admin API.")
 @click.option(
-    "--handlers-port", default=9080, show_default=True, type=click.IntRange(1, 65535), help="Port of the --app."
+    "--handlers-port",
+    default=9080,
+    show_default=True,
+    type=click.IntRange(1, 65535),
+    help="Port of the handlers of --app.",
 )
-@click.option("--host", show_default="127.0.0.1", help="Address of ingress and admin API.")
+@click.option("--host", show_default="127.0.0.1", help="Listen address of ingress and admin API.")
 @click.option(
     "--data",
     show_default=".holdfast",
@@ -59,13 +64,13 @@ def dev(
     reload: bool,
     verbose: bool,
 ) -> None:
-    """Run one node for development, with --app also your handlers.
+    """Run one node for development and, with --app, your handlers.
 
-    The node keeps its log and state in .holdfast/, so a restart goes on where it stopped. The handlers run in a process
-    of their own beside it: kill that process in the middle of something, and see the work go on at the right step.
-    The ingress takes requests when they are registered, and answers 503 before.
+    The node keeps its log and state in .holdfast/, so it continues after a restart. The handlers run in a process of
+    their own: kill that process in the middle of an invocation, and watch the work continue at the right step. The
+    ingress answers 503 until the handlers are registered.
 
-    Every setting of a node can be given as a HOLDFAST_* variable, as for `serve`; the options here win.
+    Every setting of a node can be given as a HOLDFAST_* variable, as for `serve`; the options here override them.
 
     \b
     holdfast dev --app examples.trips:app
@@ -77,6 +82,7 @@ def dev(
         config = _dev_config(host=host, port=port, admin_port=admin_port, data=data, partitions=partitions)
     except BadConfig as error:
         raise Failed(str(error)) from None
+    _refuse_open_doors(config)
     _log(verbose)
     if app is not None and ":" not in app:
         raise click.BadParameter(f"{app!r} is not MODULE:VARIABLE, as in examples.trips:app", param_hint="--app")
@@ -86,14 +92,14 @@ def dev(
 def _dev_config(
     *, host: str | None, port: int | None, admin_port: int | None, data: Path | None, partitions: int | None
 ) -> Config:
-    """Settings for development, then HOLDFAST_* variables, then the options that were given."""
+    """Settings for development, overridden by HOLDFAST_* variables, and those by the given options."""
     from holdfast.cluster.config import DEV_PARTITIONS, BadConfig, Endpoint, load
 
     defaults = {"node": "dev", "cluster": "dev", "peer": "127.0.0.1:0", "partitions": DEV_PARTITIONS}
     config = load(None, defaults=defaults)
     if config.peers or config.founders not in ((), (config.node,)):
         raise BadConfig(
-            "HOLDFAST_PEERS, HOLDFAST_FOUNDERS: holdfast dev runs one node alone; unset them, "
+            "HOLDFAST_PEERS, HOLDFAST_FOUNDERS: holdfast dev runs a single node: unset them, "
             "or run a node of a cluster with holdfast serve"
         )
 
@@ -114,7 +120,7 @@ def _dev_config(
     "--config",
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A file node.toml; HOLDFAST_* variables win.",
+    help="A file node.toml; HOLDFAST_* variables override it.",
 )
 def serve(file: Path | None) -> None:
     """Run one node of a cluster, as its configuration says.
@@ -125,6 +131,7 @@ def serve(file: Path | None) -> None:
     data = "/var/lib/holdfast"
     ingress = "0.0.0.0:8080"
     admin = "127.0.0.1:9070"
+    auth = "tokens"
     """
     from holdfast.cluster.config import BadConfig, load
 
@@ -132,13 +139,24 @@ def serve(file: Path | None) -> None:
         config = load(file)
     except BadConfig as error:
         raise Failed(str(error)) from None
+    _refuse_open_doors(config)
     _log(verbose=True)
+    os.umask(0o077)  # Files of a node are readable by its user only.
     _run(_serve(config), config)
 
 
+def _refuse_open_doors(config: Config) -> None:
+    """Refuse to open a node to other machines by the mere omission of a setting."""
+    from holdfast.cluster.advice import find_open_doors
+
+    if (reason := find_open_doors(config)) is not None:
+        raise Failed(reason, "docs/security.md explains tokens; as a variable the setting is HOLDFAST_AUTH")
+
+
 async def _serve(config: Config) -> None:
-    """Until told to stop, also while it starts: SIGTERM right after the first answer must not be taken for a kill."""
-    told = asyncio.ensure_future(until_told())
+    """Run until a signal arrives, which may be during the start: SIGTERM right after the first answer must not kill the
+    node."""
+    told = asyncio.ensure_future(until_signalled())
     serving = asyncio.ensure_future(_serve_until_removed(config))
     try:
         await asyncio.wait({told, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -165,13 +183,13 @@ async def _serve_until_removed(config: Config) -> None:
 
 
 def _addresses(config: Config) -> str:
-    """Where a node listens, for people."""
+    """The addresses that a node listens on, for people."""
     found = {"ingress": config.ingress, "admin": config.admin, "peer": config.peer if config.peers else None}
     return ", ".join(f"{name} {at}" for name, at in {**found, "health": config.health}.items() if at is not None)
 
 
 def _run(program: Coroutine[Any, Any, None], config: Config) -> None:
-    """Run it on the fast loop, and say in a sentence what keeps it from running."""
+    """Run it on the fast loop, and report in one sentence why it cannot run."""
     from holdfast.cluster.config import BadConfig
     from holdfast.cluster.members.founding import NodeRemoved
     from holdfast.log.errors import StorageError
@@ -187,18 +205,18 @@ def _run(program: Coroutine[Any, Any, None], config: Config) -> None:
     except NodeRemoved as error:
         raise _Removed(str(error), error.advice) from None
     except StorageError as error:
-        raise Failed(f"the data directory cannot be used: {error}") from None
+        raise Failed(f"cannot use the data directory: {error}") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise Failed(
-                f"a port is taken: {error.strerror or error}",
-                f"is another node running? This one wants {_addresses(config)}; "
+                f"a port is already in use: {error.strerror or error}",
+                f"is another node running? This one needs {_addresses(config)}; "
                 "choose others (dev: --port, --admin-port, --handlers-port)",
             ) from None
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise Failed(
                 f"the disk of {config.data} is full: a node cannot start there",
-                "free space on it and start the node again: nothing is lost",
+                "free some space and start the node again: nothing is lost",
             ) from None
         if error.errno in (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EROFS, errno.EADDRNOTAVAIL):
             raise Failed(f"{error.strerror}: {error.filename or error}") from None

@@ -1,4 +1,4 @@
-"""`holdfast snapshot ...`: look at snapshots, cut one now, read one to its end."""
+"""`holdfast snapshot ...`: list snapshots, take one now, verify one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.cli.output import admin_option, console, fields, json_option, prin
 
 @click.group()
 def snapshot() -> None:
-    """Snapshots of partitions: what a node begins with when its log no longer reaches back."""
+    """Snapshots of partitions: the state that a node starts from when the log no longer has the older entries."""
 
 
 @snapshot.command("list")
@@ -38,7 +38,7 @@ def list_snapshots(stored: bool, admin_url: str, as_json: bool) -> None:
                 (each["partition"], each["index"], each["term"], each["bytes"], each["name"])
                 for each in found["snapshots"]
             ),
-            empty=f"{found['store']} has none yet.",
+            empty=f"{found['store']} has no snapshots yet.",
         )
         return
     cluster = client.admin(admin_url, "GET", "/cluster")
@@ -87,13 +87,13 @@ def create(partitions: tuple[int, ...], admin_url: str, as_json: bool) -> None:
     table(
         ("PARTITION", "NODE", "INDEX", "SIZE", "NAME"),
         ((each["partition"], each["node"], each["index"], each["bytes"], each["name"]) for each in made),
-        empty="There is nothing to cut.",
+        empty="There are no partitions to take a snapshot of.",
     )
 
 
 @snapshot.command()
 @click.argument("file")
-@click.option("--store", help="FILE is a name in this store: s3://bucket/prefix?..., or a directory.")
+@click.option("--store", help="The store that contains FILE: s3://bucket/prefix?..., or a directory.")
 @json_option
 def verify(file: str, store: str | None, as_json: bool) -> None:
     """Verify every checksum of a snapshot FILE. Needs no node. Exits with 1 if the file is damaged."""

@@ -1,8 +1,8 @@
-"""The node's idea of the time: wall clock when it starts, and from then on the time that really passed.
+"""The clock of a node: the wall clock at its start, and from then on the time that has really passed.
 
-Somebody who sets the wall clock an hour ahead must not make every timer of the cluster fire an hour early, and setting it
-back must not stall them. So the clock is read from the machine's steady clock, which also counts a suspended machine's
-sleep, and follows the wall clock at no more than the rate at which clocks are disciplined anyway.
+Setting the wall clock an hour ahead must not make every timer of the cluster fire an hour early, and setting it back must
+not stall them. So this clock reads the machine's steady clock, which also counts the time that a machine is suspended, and
+follows the wall clock no faster than clocks are disciplined anyway.
 """
 
 from __future__ import annotations
@@ -33,6 +33,14 @@ class Clock:
         self._wall = wall
         self._looked = steady()
         self._offset = wall() - self._looked
+
+    def wall_s(self) -> float:
+        """Seconds since 1970, as the wall clock shows them now: for people and for files, not for deadlines."""
+        return self._wall() / 1000
+
+    def monotonic_s(self) -> float:
+        """Seconds since some moment: for durations inside this process."""
+        return time.monotonic()
 
     def now_ms(self) -> int:
         now = self._steady()

@@ -1,7 +1,7 @@
-"""How a node is told what to be: a file `node.toml`, and `HOLDFAST_*` variables that win over it.
+"""The settings of a node: a file `node.toml`, overridden by `HOLDFAST_*` variables.
 
 Everything is checked here, once, before anything is opened, and an error names the setting, what was found and what is
-expected. A setting nobody knows is an error too: a misspelt limit must not be a limit that does nothing.
+expected. An unknown setting is an error too: a misspelt limit must not be silently ignored.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import shlex
-import stat
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -19,7 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from holdfast.cluster.addresses import Addresses, read_addresses
 from holdfast.cluster.durations import parse_duration_ms
+from holdfast.cluster.origins import ANY_ORIGIN, ANYWHERE, host_behind_credentials, read_hosts, read_origins
+from holdfast.cluster.redaction import REDACTED, read_header_names
 from holdfast.snapshots.errors import BadStoreUrl
 from holdfast.snapshots.stores import check_store_url
 
@@ -32,7 +33,7 @@ DEV_SECRET: Final = b"holdfast dev: one node, no peers"
 
 
 class BadConfig(Exception):
-    """A setting cannot be used. The text names it and says what would do."""
+    """A setting cannot be used. The text names it and says what is expected."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,32 @@ class Config:
     secret: bytes | None = field(default=None, repr=False)
     # File with the secret by which nodes prove themselves to each other: at least 16 bytes.
     secret_file: Path | None = None
+    # Who may use ingress and admin API: `tokens` (those with a token), or `off` (anyone who can reach them). A node that
+    # other machines can reach must be given one of the two; on loopback, the default is `off`.
+    auth: str = ""
+    # File with an admin token, `hf_node_<secret>`. Default: each node makes its own, `admin-token` in `data`.
+    admin_token_file: Path | None = None
+    # Where handlers may be: names, addresses and networks, with ports or without. Default: everywhere but at link-local and
+    # metadata addresses.
+    deployment_addresses: Addresses = field(default_factory=Addresses)
+    session_lifetime: float = 12 * 3600.0  # How long a session at the console lasts.
+    # Host names under which clients reach this node: `holdfast.example,*.internal`, or `*` for any. Its own addresses and
+    # `localhost` are known. Requests for other names are refused, because a web page could have sent them.
+    allowed_hosts: tuple[str, ...] = ()
+    # Origins of the web pages that may use the ingress: `https://shop.example`. `*` means all, and needs `auth = "tokens"`.
+    cors_origins: tuple[str, ...] = ()
+    # Headers of requests that are secrets: neither journaled nor passed on to handlers. `x-secret-*` names all that begin so.
+    redact_headers: tuple[str, ...] = REDACTED
     tls_cert: Path | None = None  # Certificate of this node, for TLS between nodes instead of a secret.
     tls_key: Path | None = None  # Private key of that certificate.
     tls_ca: Path | None = None  # Certificate of the authority that signs the certificates of all nodes.
+
+    ingress_tls_cert: Path | None = None  # Certificate (with its chain) of the ingress, which then speaks HTTPS only.
+    ingress_tls_key: Path | None = None  # Private key of that certificate.
+    admin_tls_cert: Path | None = None  # Certificate (with its chain) of the admin API, which then speaks HTTPS only.
+    admin_tls_key: Path | None = None  # Private key of that certificate.
+    # Clients of the admin API must show a certificate of this authority, beside their token.
+    admin_tls_client_ca: Path | None = None
 
     body_bytes_max: int = 4 * MIB  # Size of a request's body, up to 32 MiB. Over it: 413.
     # Larger values are stored once, beside the journals that refer to them.
@@ -89,6 +113,8 @@ class Config:
     requests_max: int = 10_000
     request_bytes_max: int = 256 * MIB  # Total size of all bodies in progress.
     connections_max: int = 20_000  # Connections at the ingress.
+    # Connections of one client address, at most three quarters of a port's. Raise it behind a proxy.
+    connections_per_address_max: int = 2000
     # How long an invocation is paused before clients that wait for it get 503.
     paused_answer_after: float = 10.0
     attempts_max: int = 1000  # Attempts that run at the same time, per deployment.
@@ -100,6 +126,8 @@ class Config:
     # Steps of one invocation. Beyond, its code gets `JournalTooLong`, and has a tenth in reserve. Same on every node.
     journal_steps_max: int = 100_000
     journal_bytes_max: int = 64 * MIB  # Bytes in the journal of one invocation. Same on every node.
+    # How many calls of handlers may wait for each other in a chain. Beyond, the call fails. Same on every node.
+    call_depth_max: int = 100
     # Bytes of the large values of one journal. Same on every node.
     journal_blob_bytes_max: int = 256 * MIB
     # Completed invocations kept per partition. Beyond, the oldest go before their retention ends.
@@ -156,8 +184,10 @@ def build(values: Mapping[str, Any], where: Mapping[str, str] | None = None) -> 
             settings[name] = read(value)
             if name == "secret_file":
                 settings["secret"] = read_secret(settings[name])
-        except (ValueError, OSError) as error:
+        except OSError as error:
             raise BadConfig(f"{place}: {error}") from None
+        except ValueError as error:
+            raise BadConfig(f"{place}: {_without_credentials(read, value, error)}") from None
     config = Config(**settings)
     # One list of peers may serve for all nodes: our own entry says where the others find us.
     others = {name: place for name, place in config.peers.items() if name != config.node}
@@ -166,8 +196,31 @@ def build(values: Mapping[str, Any], where: Mapping[str, str] | None = None) -> 
     return config
 
 
+def _without_credentials(read: Callable[[Any], Any], value: Any, error: ValueError) -> str:
+    """The error about a value, without what stands before an @ in it, which may be a password."""
+    hidden = _hide(value)
+    if hidden == value or "credentials" in str(error):
+        return str(error)
+    try:
+        read(hidden)
+    except ValueError as same:
+        return str(same)
+    return "the value is not valid (it has an @, so it is not repeated here)"
+
+
+def _hide(value: Any) -> Any:
+    """Cut each text up to its last @: a password may have commas, slashes and spaces in it."""
+    if isinstance(value, str):
+        return f"...@{value.rpartition('@')[2]}" if "@" in value else value
+    if isinstance(value, list):
+        return [_hide(each) for each in value]
+    if isinstance(value, Mapping):
+        return {_hide(name): _hide(each) for name, each in value.items()}
+    return value
+
+
 def _check_together(config: Config) -> None:
-    """What no setting can say alone."""
+    """Checks that involve several settings."""
     files = {"tls_cert": config.tls_cert, "tls_key": config.tls_key, "tls_ca": config.tls_ca}
     missing = [name for name, file in files.items() if file is None]
     if 0 < len(missing) < len(files):
@@ -176,6 +229,13 @@ def _check_together(config: Config) -> None:
         raise BadConfig(
             "secret: a cluster of several nodes needs one, the same on each: set secret_file, or tls_cert, tls_key, tls_ca"
         )
+    for door in ("ingress", "admin"):
+        cert, key = getattr(config, f"{door}_tls_cert"), getattr(config, f"{door}_tls_key")
+        if (cert is None) != (key is None):
+            lacking = "cert" if cert is None else "key"
+            raise BadConfig(f"{door}_tls_{lacking}: TLS needs both {door}_tls_cert and {door}_tls_key")
+    if config.admin_tls_client_ca is not None and config.admin_tls_cert is None:
+        raise BadConfig("admin_tls_client_ca: client certificates need TLS: set admin_tls_cert and admin_tls_key")
     doors = {"ingress": config.ingress, "admin": config.admin, "peer": config.peer}
     if config.health is not None:
         doors["health"] = config.health
@@ -199,17 +259,21 @@ def _check_together(config: Config) -> None:
         raise BadConfig(
             "blobs: large values cannot go to a store while there is none that all nodes share: set snapshots"
         )
+    if ANY_ORIGIN in config.cors_origins and config.auth != "tokens":
+        raise BadConfig(
+            'cors_origins: * would let every web page call handlers; it needs auth = "tokens", or name origins'
+        )
     if config.node not in config.founders and config.founders and not config.peers:
         raise BadConfig(f"peers: {config.node} is not among the founders, so it needs the address of a node to join")
 
 
 def _overlap(one: Endpoint, other: Endpoint) -> bool:
-    """Whether two doors of one machine cannot be open at the same time. Port 0 is any free one."""
-    return one.port == other.port != 0 and (one.host == other.host or not {one.host, other.host}.isdisjoint(_ANYWHERE))
+    """Whether two listeners on one machine collide. Port 0 means any free port."""
+    return one.port == other.port != 0 and (one.host == other.host or not {one.host, other.host}.isdisjoint(ANYWHERE))
 
 
 def describe(config: Config) -> dict[str, str]:
-    """The effective settings as text, for an operator's eyes. A secret is only said to be there."""
+    """The effective settings as text for an operator. Of a secret, only its presence is shown."""
     shown: dict[str, str] = {}
     for each in fields(Config):
         value = getattr(config, each.name)
@@ -218,7 +282,10 @@ def describe(config: Config) -> dict[str, str]:
         elif isinstance(value, Mapping):
             shown[each.name] = ", ".join(f"{name}={place}" for name, place in sorted(value.items())) or "(none)"
         elif isinstance(value, tuple):
-            shown[each.name] = ", ".join(value) or f"(this node and its peers: {', '.join(founders_of(config))})"
+            none = (
+                f"(this node and its peers: {', '.join(founders_of(config))})" if each.name == "founders" else "(none)"
+            )
+            shown[each.name] = ", ".join(value) or none
         elif each.name.endswith(("_bytes_max", "_bytes_min", "_bytes")):
             shown[each.name] = _size(value)
         else:
@@ -227,63 +294,8 @@ def describe(config: Config) -> dict[str, str]:
 
 
 def founders_of(config: Config) -> tuple[str, ...]:
-    """Who forms the cluster, as far as the settings say: those named, or else everybody they know."""
+    """The founders: those that are named, or else this node and its peers."""
     return tuple(sorted(set(config.founders or (config.node, *config.peers))))
-
-
-def find_faults(config: Config) -> list[str]:
-    """What keeps a node with these settings from starting on this machine, as far as it can be told without starting."""
-    path = config.data.absolute()
-    # Not Path.exists: it raises where we may not look.
-    there = next(each for each in (path, *path.parents) if os.path.exists(each))
-    if not there.is_dir():
-        return [f"data: {there} is not a directory; name another place, or move it away"]
-    if not os.access(there, os.W_OK | os.X_OK):
-        return [
-            f"data: {there} cannot be written to by user {os.geteuid()}; make it writable (chown, chmod, "
-            "or remount the file system), or name another place"
-        ]
-    return []
-
-
-def advise(config: Config) -> list[str]:
-    """What is allowed and most likely not meant."""
-    found = []
-    founders = founders_of(config)
-    for name, file in (("secret_file", config.secret_file), ("tls_key", config.tls_key)):
-        if file is not None and file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~stat.S_IXGRP & ~stat.S_IXOTH:
-            found.append(
-                f"{name}: other users of this machine can read or write {file}; chmod 600 {shlex.quote(str(file))}"
-            )
-    nodes = {*founders, *config.peers, config.node}
-    if config.replication > len(nodes) and (len(nodes) > 1 or config.replication != Config.replication):
-        found.append(
-            f"replication: {config.replication} replicas of each partition are wanted, and the settings name "
-            f"{len(nodes)} node{'s' * (len(nodes) > 1)}: there are fewer replicas until nodes are added; "
-            "lower it, or add nodes"
-        )
-    absent = [name for name in founders if name != config.node and name not in config.peers]
-    if absent:
-        found.append(
-            f"peers: has no address of {', '.join(absent)}, founders of the cluster; the cluster cannot form without them"
-        )
-    if len(founders) == 2:
-        found.append("founders: two nodes stand still when either stops; use one, or three and more")
-    elif len(founders) % 2 == 0:
-        found.append(f"founders: {len(founders)} nodes bear no more losses than {len(founders) - 1} do")
-    if config.peers and not config.founders:
-        found.append(
-            "founders: not set, so they are this node and its peers; name them before another node is added to peers"
-        )
-    if config.node not in founders:
-        found.append(f"founders: {config.node} is not among them: it waits until it is added (holdfast cluster add)")
-    if config.peers and (config.advertise or config.peer).host in ("127.0.0.1", "::1", "localhost"):
-        elsewhere = [
-            name for name, place in config.peers.items() if place.host not in ("127.0.0.1", "::1", "localhost")
-        ]
-        if elsewhere:
-            found.append(f"peer: {', '.join(elsewhere)} cannot reach {config.advertise or config.peer}")
-    return found
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -316,6 +328,8 @@ def read_endpoint(value: Any) -> Endpoint:
     """`host:port`, `:port`, `[::1]:port` or a port alone; without a host it is 127.0.0.1."""
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if isinstance(text, str):
+        if (host := host_behind_credentials(text)) is not None:
+            raise ValueError(f"the address of {host} has credentials in it; write it as host:port")
         host, _, port = text.rpartition(":")
         if port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535:
             bare = host.removeprefix("[").removesuffix("]")
@@ -344,7 +358,7 @@ def read_names(value: Any) -> tuple[str, ...]:
         raise ValueError("a list of names expected, as in n1,n2,n3")
     names = tuple(sorted(read_name(name) for name in value))
     if len(set(names)) != len(names):
-        raise ValueError("a name stands there twice")
+        raise ValueError("duplicate name")
     return names
 
 
@@ -372,18 +386,16 @@ def read_zone(value: Any) -> str:
 def read_url(value: Any) -> str:
     if value == "":
         return ""
+    if isinstance(value, str) and (host := host_behind_credentials(value)) is not None:
+        raise ValueError(f"the URL of {host} has credentials in it, which everybody would see; write it without them")
     parts = urlsplit(value) if isinstance(value, str) else None
-    if parts is not None and "@" in parts.netloc:
-        raise ValueError(
-            f"the URL of {parts.hostname} has credentials in it, which everybody would see; write it without them"
-        )
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ValueError(f"{value!r:.80} is not a URL, as in http://10.0.0.1:8080")
     return str(value).rstrip("/")
 
 
 def read_file(value: Any) -> Path:
-    """A file that is there and can be read, found out before the node opens anything."""
+    """A file that exists and can be read, checked before the node opens anything."""
     path = read_path(value)
     with path.open("rb"):
         return path
@@ -440,6 +452,12 @@ def read_blobs(value: Any) -> str:
     return str(value)
 
 
+def read_auth(value: Any) -> str:
+    if value not in ("tokens", "off"):
+        raise ValueError(f"{value!r:.80} is neither tokens nor off")
+    return str(value)
+
+
 _UNITS: Final = {"": 1, "b": 1, "kib": 1024, "mib": MIB, "gib": 1024 * MIB, "tib": 1024 * 1024 * MIB}
 
 
@@ -486,18 +504,32 @@ _SETTINGS: Final[dict[str, Callable[[Any], Any]]] = {
     "public_ingress_url": read_url,
     "public_admin_url": read_url,
     "secret_file": read_path,
+    "auth": read_auth,
+    "admin_token_file": read_file,
+    "deployment_addresses": read_addresses,
+    "session_lifetime": read_seconds(60, 30 * 86400),
+    "allowed_hosts": read_hosts,
+    "redact_headers": read_header_names,
+    "cors_origins": read_origins,
     "tls_cert": read_file,
     "tls_key": read_file,
     "tls_ca": read_file,
+    "ingress_tls_cert": read_file,
+    "ingress_tls_key": read_file,
+    "admin_tls_cert": read_file,
+    "admin_tls_key": read_file,
+    "admin_tls_client_ca": read_file,
     "body_bytes_max": read_bytes(1024, BODY_BYTES_MAX),
     "blob_threshold_bytes": read_bytes(4 * 1024, MIB),
     "requests_max": read_count(1, 1_000_000),
     "request_bytes_max": read_bytes(MIB, 64 * 1024 * MIB),
     "connections_max": read_count(1, 1_000_000),
+    "connections_per_address_max": read_count(8, 1_000_000),
     "paused_answer_after": read_seconds(0, 366 * 86400),
     "attempts_max": read_count(1, 1_000_000),
     "log_bytes_max": read_bytes(64 * MIB, 1024 * 1024 * MIB),
     "state_bytes_max": read_bytes(16 * MIB, 1024 * 1024 * MIB),
+    "call_depth_max": read_count(1, 10_000),
     "journal_steps_max": read_count(10, 10_000_000),
     "journal_bytes_max": read_bytes(MIB, 1024 * MIB),
     "journal_blob_bytes_max": read_bytes(MIB, 1024 * 1024 * MIB),
@@ -514,12 +546,25 @@ _SETTINGS: Final[dict[str, Callable[[Any], Any]]] = {
     "snapshot_rate_bytes": read_bytes(64 * 1024, 1024 * 1024 * MIB),
     "log_tail": read_count(0, 1_000_000_000),
 }
-#: Variables of the same prefix that are not a node's settings: where the command finds a node.
-_OTHER_VARIABLES: Final = frozenset({"HOLDFAST_ADMIN_URL", "HOLDFAST_INGRESS_URL"})
+#: Variables with the same prefix that are not settings of a node: they tell the command line where to find one.
+_OTHER_VARIABLES: Final = frozenset(
+    {
+        "HOLDFAST_ADMIN_URL",
+        "HOLDFAST_IDENTITY_AUDIENCE",
+        "HOLDFAST_IDENTITY_KEYS",
+        "HOLDFAST_INGRESS_URL",
+        "HOLDFAST_PROFILE",
+        "HOLDFAST_PROFILES",
+        "HOLDFAST_TOKEN",
+        "HOLDFAST_TOKEN_FILE",
+        "HOLDFAST_CA_FILE",
+        "HOLDFAST_CLIENT_CERT_FILE",
+        "HOLDFAST_CLIENT_KEY_FILE",
+    }
+)
 #: What Kubernetes puts into the environment of every pod for a Service whose name begins with "holdfast".
 _KUBERNETES: Final = re.compile(
     r"HOLDFAST_(?:[A-Z0-9_]+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_[A-Z0-9_]+)?|PORT(?:_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)?)"
 )
-_ANYWHERE: Final = frozenset({"0.0.0.0", "::", ""})
 assert {each.name for each in fields(Config)} == {*_SETTINGS, "secret"}, "every setting is read"
 assert not any(_KUBERNETES.fullmatch(f"HOLDFAST_{name.upper()}") for name in _SETTINGS), "none is taken for another's"

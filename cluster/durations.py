@@ -1,4 +1,4 @@
-"""Spans of time as people and programs write them: `10s`, `1h30m`, `250ms`, `PT10S`, `P1DT2H`."""
+"""Durations as people and programs write them: `10s`, `1h30m`, `250ms`, `PT10S`, `P1DT2H`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ISO_UNITS: Final = ("w", "d", "h", "m", "s")
 
 
 def parse_duration_ms(text: str) -> int:
-    """Milliseconds, rounded down. Raises ValueError with a sentence; months and years are refused: they differ."""
+    """Milliseconds, rounded down. Raises ValueError with the reason. Months and years are refused: their lengths differ."""
     total = _parse_iso(text.upper()) if text[:1] in "Pp" else _parse_short(text)
     if total is None:
         raise ValueError(f"{text!r:.60} is not a duration: write 10s, 1h30m, 250ms or PT10S")

@@ -1,26 +1,26 @@
-"""Circumstances: what can stand between a request and its answer, and what HTTP calls it.
+"""Circumstances: conditions that keep a request from its answer, and their HTTP statuses.
 
 One small tree, mapped to HTTP here and nowhere else. A circumstance is not a bug (that is an assert) and not a business
-failure (that is a value in the journal). Its text is for the person who sent the request: it says what is wrong, and its
-hint says what to do about it. Errors of other rooms are translated by `circumstance`, at the edge.
+failure (that is a value in the journal). Its text is for the sender of the request: it says what is wrong, and its hint
+says what to do about it. Errors of other rooms are translated by `circumstance`, at the edge.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 from holdfast.log import errors as log_errors
 from holdfast.sdk.journal import Failure
+from holdfast.statemachine.access import ADMIN, permits
 from holdfast.statemachine.effects import Result
 
-NOT_READY: Final = (
-    470  # Not a status of the standard: "the outcome is not there yet" must not look like an error of ours.
-)
+NOT_READY: Final = 470  # Not a standard status: "not ready yet" must not look like an error of the server.
 
 
 class Circumstance(Exception):
-    """`retryable`: the same request may succeed later, and sending it again cannot do harm."""
+    """`retryable`: the same request may succeed later, and sending it again is harmless."""
 
     status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
@@ -35,13 +35,13 @@ class Circumstance(Exception):
 
 
 class BadRequest(Circumstance):
-    """The request itself is wrong; it will be wrong tomorrow."""
+    """The request itself is wrong, and sending it again will not help."""
 
     status = 400
 
 
 class BadManifest(BadRequest):
-    """What an endpoint says about itself cannot be registered. `path` is the place inside the manifest."""
+    """The manifest of an endpoint cannot be registered. `path` is the place inside the manifest."""
 
     def __init__(self, path: str, message: str, hint: str | None = None) -> None:
         super().__init__(f"the manifest is wrong at {path}: {message}", hint)
@@ -69,7 +69,7 @@ class UnknownHandler(NotFound):
 
 
 class UnknownInvocation(NotFound):
-    hint = "it never existed here, or its record was removed after its retention"
+    hint = "it never existed, or it was removed after its retention"
 
 
 class WrongMethod(Circumstance):
@@ -85,7 +85,7 @@ class TooSlow(Circumstance):
 
 
 class Conflict(Circumstance):
-    """The state of things does not allow it. `details` are sentences, one per reason."""
+    """The current state does not allow it. `details` has one sentence per reason."""
 
     status = 409
 
@@ -116,7 +116,7 @@ class NotReady(Circumstance):
 
 
 class Overloaded(Circumstance):
-    """A bound of this node was reached. Nothing was accepted."""
+    """A limit of this node was reached. Nothing was accepted."""
 
     status = 429
     retryable = True
@@ -125,10 +125,20 @@ class Overloaded(Circumstance):
 
 
 class EndpointFailed(Circumstance):
-    """An endpoint could not be asked, or gave no usable answer."""
+    """An endpoint could not be reached, or gave no usable answer. `detail` says why, to administrators only."""
 
     status = 502
     retryable = True
+
+    def __init__(self, message: str, hint: str | None = None, *, detail: str = "") -> None:
+        super().__init__(message, hint)
+        self.detail = detail
+
+    def shown_to(self, roles: Sequence[str]) -> EndpointFailed:
+        """Others than administrators could find out what listens at addresses that only nodes can reach."""
+        if not self.detail or not permits(roles, ADMIN):
+            return self
+        return EndpointFailed(f"{self.message}: {self.detail}", self.hint)
 
 
 class Unavailable(Circumstance):
@@ -149,7 +159,7 @@ class Uncertain(Unavailable):
 
 
 class Full(Circumstance):
-    """A bound on what is stored was reached."""
+    """A storage limit was reached."""
 
     status = 507
 
@@ -161,19 +171,19 @@ class Stopping(Unavailable):
 
 
 class Paused(Circumstance):
-    """The invocation waits for an operator, and so would its caller. It was accepted: asking again finds the same one."""
+    """The invocation is paused and waits for an operator. It was accepted: the same request finds it again."""
 
     status = 503
 
 
 class Internal(Circumstance):
-    """We are wrong. The cause is in the log of the node."""
+    """A defect of Holdfast. The cause is in the log of the node."""
 
     hint = "this is a defect of Holdfast: the node's log has the cause"
 
 
 def circumstance(error: BaseException) -> Circumstance | None:
-    """The circumstance that an error of another room amounts to; None: it is none, but a bug."""
+    """The circumstance that an error of another room amounts to. None if the error is a bug."""
     match error:
         case Circumstance():
             return error
@@ -184,10 +194,10 @@ def circumstance(error: BaseException) -> Circumstance | None:
         case log_errors.NoRoomHere():
             return Unavailable(
                 f"the disks of the cluster are full: {error}",
-                "free space on them, or give them more; it heals by itself",
+                "free space on them or add more; the cluster recovers by itself",
             )
         case log_errors.NoRoom():
-            return Unavailable(str(error), "make room, as the message says; it heals by itself")
+            return Unavailable(str(error), "make room, as the message says; the node recovers by itself")
         case log_errors.OutcomeUnknown():
             return Uncertain(str(error))
         case log_errors.ProposalError() if error.retryable:
@@ -199,7 +209,7 @@ def circumstance(error: BaseException) -> Circumstance | None:
 
 
 def check(result: Result) -> Result:
-    """A result as the state machine gave it, if the command took effect or was already so; else its circumstance."""
+    """The result of a command that took effect or changed nothing. Raises the circumstance of any other result."""
     match result.code:
         case 0 | 200:
             return result
@@ -212,7 +222,7 @@ def check(result: Result) -> Result:
         case 422:
             raise Unprocessable(result.message or "it contradicts an earlier request")
         case 507:
-            raise Full(result.message or "a bound was reached")
+            raise Full(result.message or "a limit was reached")
         case 503:
             raise Unavailable(result.message or "the partition's leader is changing")
         case _:
@@ -222,7 +232,7 @@ def check(result: Result) -> Result:
 def error_body(
     code: int, message: str, *, source: str, hint: str | None, metadata: dict[str, str] | None = None
 ) -> bytes:
-    """The one shape of an error, everywhere. `metadata`: what a handler attached to its `TerminalError`."""
+    """The JSON body of every error. `metadata` is what a handler attached to its `TerminalError`."""
     shown: dict[str, Any] = {"code": code, "message": message, "source": source, "hint": hint}
     if metadata:
         shown["metadata"] = metadata
@@ -230,5 +240,5 @@ def error_body(
 
 
 def status_of(failure: Failure) -> int:
-    """A terminal error keeps its code, if HTTP calls that an error."""
+    """A terminal error keeps its code if that is an HTTP error."""
     return failure.code if 400 <= failure.code <= 599 else 500

@@ -1,7 +1,7 @@
-"""Tasks under way, in the order in which they began.
+"""Running tasks, in the order in which they began.
 
-A loop holds its tasks weakly, so whoever starts one keeps it until it is done. A set would do, but it is walked in the order
-of addresses in memory: those who cancel what is left when a node stops would do it in another order each time, and a
+An event loop holds its tasks weakly, so the code that starts a task must keep a reference until it is done. A set would do,
+but its order depends on memory addresses: a stopping node would cancel its tasks in a different order each time, and a
 simulated run would depend on what ran before it in the same process.
 """
 
@@ -25,7 +25,7 @@ class Tasks:
         self._tasks.pop(task, None)
 
     def __iter__(self) -> Iterator[asyncio.Task[Any]]:
-        """Over those of now: more may begin and end meanwhile."""
+        """Over a copy: tasks may begin and end during the iteration."""
         return iter(list(self._tasks))
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
 """The web console, served by the admin API of cluster.
 
-Nothing is here yet; ARCHITECTURE.md says what will be.
+Its files are static: the pages that use them are in cluster/admin/pages.py.
 """
 
 assert __name__ == "holdfast.console", f"import holdfast.console, not {__name__}"

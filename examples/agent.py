@@ -1,8 +1,9 @@
 """An agent that thinks, uses tools, and asks a person before it spends money.
 
-Every answer of the model and every result of a tool is a journaled step: after a crash the agent goes on where it was, and
-neither pays for the same tokens again nor books twice. The approval is raced against a timer, and waiting costs nothing: the
-agent is suspended, for minutes or for weeks. The model here is a script, so the example needs no network.
+Every answer of the model and every result of a tool is a journaled step: after a crash the agent continues where it
+was, and neither pays for the same tokens again nor books twice. The approval is raced against a timer, and waiting
+costs nothing: the agent is suspended, for minutes or for weeks. The model here is a script, so the example needs no
+network.
 
     holdfast dev --app examples.agent:app
     curl localhost:8080/agent/trip-1/run/send --json '{"goal": "a weekend in Lisbon", "budget": 900}'
@@ -50,7 +51,7 @@ agent = Workflow("agent")
 
 @agent.main
 async def run(ctx: WorkflowContext, goal: Goal) -> Report:
-    """Think, act, observe, until the model says that it is done."""
+    """Think, act, observe, until the model reports that it is done."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": goal.goal}]
     report = Report(outcome="gave up", turns=0)
     for _ in range(TURNS_MAX):
@@ -74,7 +75,7 @@ async def run(ctx: WorkflowContext, goal: Goal) -> Report:
 
 
 async def approved(ctx: WorkflowContext, goal: Goal, arguments: dict[str, Any], report: Report) -> bool:
-    """Ask a person, but not for ever."""
+    """Ask a person, with a time limit."""
     if arguments["price"] > goal.budget:
         raise TerminalError(f"{arguments['price']} is over the budget of {goal.budget}", code=422)
     ctx.set("status", f"waiting for approval of {arguments['price']}")
@@ -92,7 +93,7 @@ async def approved(ctx: WorkflowContext, goal: Goal, arguments: dict[str, Any], 
 
 @agent.handler(shared=True)
 async def approve(ctx: WorkflowContext, decision: Decision) -> str:
-    """What the person's button calls. The second click is told so, and changes nothing."""
+    """The handler behind the approval button. A second click gets an error and changes nothing."""
     await ctx.promise("approval", Decision).resolve(decision)
     return "noted"
 
@@ -106,7 +107,7 @@ async def status(ctx: WorkflowContext) -> str:
 
 
 def ask_model(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """A model would read the messages; the script only counts what it has seen from tools."""
+    """A model would read the messages; the script only counts the results of tools."""
     seen = [message["content"] for message in messages if message["role"] == "tool"]
     if not seen:
         return {"content": "Let me look for a room.", "tool": "search", "arguments": {"what": messages[0]["content"]}}

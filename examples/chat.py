@@ -17,7 +17,7 @@ chat = VirtualObject("chat")
 
 @chat.handler
 async def say(ctx: ObjectContext, message: str) -> str:
-    """One at a time per user, in the order in which they came."""
+    """One message at a time per user, in order of arrival."""
     history: list[str] = await ctx.get("history", list[str]) or []
     answer: str = await ctx.run("answer", compose_answer, message, len(history))
     ctx.set("history", [*history, f"you: {message}", f"me: {answer}"][-HISTORY_MAX:])
@@ -26,7 +26,7 @@ async def say(ctx: ObjectContext, message: str) -> str:
 
 @chat.handler(shared=True)
 async def history(ctx: ObjectContext) -> list[str]:
-    """Reads beside whatever is being said."""
+    """A shared handler: it may run while a message is handled."""
     return await ctx.get("history", list[str]) or []
 
 
@@ -36,7 +36,7 @@ async def forget(ctx: ObjectContext) -> None:
 
 
 def compose_answer(message: str, heard: int) -> str:
-    """What would be a model."""
+    """Stands in for a model."""
     return f"You said {message!r}; we have exchanged {heard} lines before."
 
 

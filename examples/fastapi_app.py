@@ -1,4 +1,4 @@
-"""Handlers inside a web application that is there already: mounted in FastAPI, called from its routes.
+"""Handlers inside an existing web application: mounted in FastAPI, called from its routes.
 
 pip install fastapi uvicorn
 holdfast dev &
@@ -21,7 +21,7 @@ orders = VirtualObject("orders")
 
 @orders.handler
 async def place(ctx: ObjectContext) -> dict[str, Any]:
-    """Placing an order twice places it once: the state says so."""
+    """Placing an order twice has the effect of placing it once, because the state records it."""
     if placed := await ctx.get("placed", str):
         return {"order": ctx.key, "receipt": placed, "again": True}
     receipt: str = await ctx.run("charge", charge, ctx.key)
@@ -41,6 +41,6 @@ client = Client(os.environ.get("HOLDFAST_INGRESS_URL", "http://localhost:8080"))
 
 @api.put("/orders/{order}")
 async def put_order(order: str) -> dict[str, Any]:
-    """The web request returns when the order is placed, whatever dies meanwhile."""
+    """The web request returns when the order is placed, even if a process dies in the meantime."""
     placed: dict[str, Any] = await client.call(place, key=order)
     return placed

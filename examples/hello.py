@@ -13,7 +13,7 @@ hello = Service("hello")
 
 @hello.handler
 async def greet(ctx: Context, name: str) -> str:
-    """Greets, once: a second run after a crash finds the step done."""
+    """Greet once: a second run after a crash finds the completed step."""
     greeting = await ctx.run("compose", compose, name)
     return greeting
 

@@ -1,7 +1,7 @@
 """Many researchers at once, one summary: durable fan-out with plain asyncio.
 
-Each researcher is an invocation of its own, so they run on whatever processes serve them. Of ten, the five that finished before
-a crash are not asked again.
+Each researcher is an invocation of its own, so the researchers run on all processes that serve them. If five of ten
+finish before a crash, they do not run again.
 
     holdfast dev --app examples.researchers:app
     curl localhost:8080/editor/write --json '{"topic": "tides", "questions": ["why?", "when?", "how high?"]}'
@@ -62,7 +62,7 @@ async def write(ctx: Context, assignment: Assignment) -> Article:
     return Article(assignment.topic, list(findings), summary)
 
 
-# What would be searches and models.
+# These stand in for searches and models.
 
 
 def find_sources(topic: str, question: str) -> list[str]:

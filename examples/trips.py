@@ -1,9 +1,9 @@
-"""A trip is booked in three steps, and undone if one of them fails for good (a saga).
+"""Book a trip in three steps, and undo them if one of them fails for good (a saga).
 
     holdfast dev --app examples.trips:app
     curl http://127.0.0.1:8080/trips/book --json '{"name": "Ann", "to": "Lisbon"}'
 
-Kill the handlers' process while a booking is under way: the steps that were done are not done again.
+Kill the handlers' process during a booking: completed steps do not run again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ trips = Service("trips")
 
 @trips.handler
 async def book(ctx: Context, trip: Trip) -> Receipt:
-    """Book flight, hotel and car. What was booked is cancelled if the rest cannot be."""
+    """Book flight, hotel and car. If one of them fails, cancel the others."""
     undo: list[tuple[str, str]] = []
     booked: dict[str, str] = {}
     try:
@@ -51,7 +51,7 @@ async def book(ctx: Context, trip: Trip) -> Receipt:
 
 
 async def reserve(what: str, to: str) -> str:
-    """Stands for a request to a partner: slow, and to be made once. The effect key makes a repetition harmless there."""
+    """Stands in for a request to a partner: slow, and made once. The effect key makes a repetition harmless there."""
     logger.info("reserving a %s in %s (%s)", what, to, current_step().effect_key)
     await asyncio.sleep(1)
     if to == "Atlantis" and what == "car":

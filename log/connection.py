@@ -12,9 +12,9 @@ import hmac
 import ssl
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, Protocol, cast
+from typing import Final, Protocol, TypeAlias, cast
 
 from holdfast.log.handshake import UNPROVED_BYTES_MAX, Established, Handshake, HandshakeRefused, Identity, Role
 from holdfast.log.sockets import Address, certified_names, explain
@@ -27,6 +27,7 @@ _RECEIVE_BYTES: Final = 256 * 1024
 # Above this size a frame authenticates its length before its payload. Otherwise a damaged length could keep a session
 # waiting, apparently alive, until pings add up to megabytes.
 _LARGE_BYTES: Final = 64 * 1024
+_OVER: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class LinkLimits:
     frame_bytes_max: int = 32 * 1024 * 1024
     outbox_bytes_max: int = 64 * 1024 * 1024
     handshakes_max: int = 64
+    handshakes_per_host_max: int = 16  # So that one stranger does not take all of them.
     handshake_s: float = 5.0
     dial_s: float = 2.0
     idle_s: float = 3.0
@@ -73,6 +75,11 @@ class Peer:
         self.bytes_out = 0
 
 
+#: Takes a frame of a session: at once (None), or in as many turns of the loop as the iterator has steps. Until then the
+#: connection reads nothing more.
+OnFrame: TypeAlias = Callable[[str, int, bytes], Iterator[None] | None]
+
+
 class ConnectionOwner(Protocol):
     """What a connection needs from its `Links`."""
 
@@ -81,7 +88,7 @@ class ConnectionOwner(Protocol):
     limits: LinkLimits
     tick_s: float
     loop: asyncio.AbstractEventLoop
-    on_frame: Callable[[str, int, bytes], None]
+    on_frame: OnFrame
 
     def admit(self, connection: Connection, them: Identity) -> str | None: ...
 
@@ -151,6 +158,7 @@ class Connection(asyncio.BufferedProtocol):
         self._send_seals: Seals | None = None
         self._receive_seals: Seals | None = None
         self._large_frame_comes = False
+        self._rest: Iterator[None] | None = None  # Of a frame that is being taken in several turns of the loop.
         self._sent = 0
         self._received = 0
         self._header_bytes = _LENGTH.size
@@ -264,6 +272,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _deliver(self) -> None:
         """Hand over all complete frames in the buffer, then make room for the rest of the next one."""
+        if self._rest is not None:
+            return  # What follows waits until that frame is taken.
         links, peer, session = self._links, self.peer, self.session
         assert peer is not None
         node, on_frame, header_bytes, seals = peer.node, links.on_frame, self._header_bytes, self._receive_seals
@@ -299,16 +309,47 @@ class Connection(asyncio.BufferedProtocol):
             begin = body + length
             if length:
                 try:
-                    on_frame(node, session, payload)
+                    self._rest = on_frame(node, session, payload)
                 except BaseException as error:
-                    self.end("on_frame raised")
-                    links.fatal(error)
-                    if not isinstance(error, Exception):
-                        raise
+                    self._raised(error)
                 if self.closed:
+                    return
+                if self._rest is not None:
+                    self._begin, self._end = begin, end
+                    self._make_room(header_bytes)
+                    self._pause()
                     return
         self._begin, self._end = begin, end
         self._make_room(needed)
+
+    def _pause(self) -> None:
+        assert self._transport is not None
+        self._transport.pause_reading()
+        self._links.loop.call_soon(self._take_rest)
+
+    def _take_rest(self) -> None:
+        """Take another part of a large frame, in a turn of its own."""
+        assert self._rest is not None
+        self._silent_ticks = 0
+        try:
+            is_over = self.closed or next(self._rest, _OVER) is _OVER
+        except BaseException as error:
+            self._raised(error)
+            return
+        if not is_over:
+            self._links.loop.call_soon(self._take_rest)
+            return
+        self._rest = None
+        if not self.closed:
+            assert self._transport is not None
+            self._transport.resume_reading()
+            self._deliver()
+
+    def _raised(self, error: BaseException) -> None:
+        self.end("on_frame raised")
+        self._links.fatal(error)
+        if not isinstance(error, Exception):
+            raise error
 
     def _break_seal(self) -> None:
         assert self.peer is not None

@@ -215,7 +215,7 @@ class Host:
             replica.change_members(members, self._now + seconds, waiting, may_seal)
 
     def nudge(self, group: GroupId) -> None:
-        """Visit the group in the next turn although nothing happened to it."""
+        """Visit the group in the next turn although no event touched it."""
         if (replica := self.replicas.get(group)) is not None:
             self._touch(replica)
 

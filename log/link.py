@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 
-from holdfast.log.connection import DEFAULT_LIMITS, Connection, LinkLimits, Peer
+from holdfast.log.connection import DEFAULT_LIMITS, Connection, LinkLimits, OnFrame, Peer
 from holdfast.log.handshake import REMOVED, Fault, HandshakeRefused, Identity, check_id, check_secret
 from holdfast.log.sockets import Address, TlsFiles, connect, explain, is_loopback, tls_contexts, tune
 
@@ -109,7 +109,7 @@ class Links:
         tls: TlsFiles | None,
         on_up: Callable[[str, int, str], None],
         on_down: Callable[[str, int], None],
-        on_frame: Callable[[str, int, bytes], None],
+        on_frame: OnFrame,
         on_fatal: Callable[[BaseException], None] | None = None,
         on_removed: Callable[[str, str], None] = lambda *_: None,
         limits: LinkLimits = DEFAULT_LIMITS,
@@ -143,7 +143,7 @@ class Links:
         self._jitter = random.Random() if jitter is None else jitter
         self._peers: dict[str, Peer] = {}
         self._connections: set[Connection] = set()
-        self._greeting: set[asyncio.Task[None]] = set()
+        self._greeting: dict[asyncio.Task[None], str] = {}  # Each with the host it comes from.
         self._tasks: set[asyncio.Task[None]] = set()
         self._arrivals = itertools.count(1)
         self._listener: socket.socket | None = None
@@ -182,7 +182,7 @@ class Links:
         leaving = [peer.current for peer in self._peers.values() if peer.current is not None]
         for connection in leaving:
             connection.end("this node is stopping", flush=True)
-        tasks = self._tasks | self._greeting
+        tasks = self._tasks | self._greeting.keys()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -221,6 +221,11 @@ class Links:
                     self._leave(peer, f"its address is now {address}")
             if self._running:
                 self._maybe_dial(peer)
+
+    def use_tls(self, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+        """Use other contexts for new connections. Sessions keep the certificates they began with."""
+        assert self._server_tls is not None, "TLS is never switched on or off while a node runs"
+        self._server_tls, self._client_tls = server, client
 
     def send(self, peer: str, session: int, payload: bytes) -> bool:
         """Queue one frame. False if the session is no longer live; the frame is then dropped.
@@ -356,9 +361,13 @@ class Links:
                 sock.close()
                 self.warn("crowd", f"refused {where}: {len(self._greeting)} connections are not authenticated yet")
                 continue
+            if sum(host == name[0] for host in self._greeting.values()) >= self.limits.handshakes_per_host_max:
+                sock.close()
+                self.warn("crowd", f"refused {where}: too many connections from there are not authenticated yet")
+                continue
             task = asyncio.create_task(self._greet(sock, where))
-            self._greeting.add(task)
-            task.add_done_callback(self._greeting.discard)
+            self._greeting[task] = name[0]
+            task.add_done_callback(self._greeting.pop)
             task.add_done_callback(self._task_done)
 
     async def _greet(self, sock: socket.socket, where: str) -> None:

@@ -45,6 +45,10 @@ DATA_FILE = "data.mdb"
 _CREATING = "creating"
 _HARMLESS = {"lost+found", _LOCK_FILE, IDENTITY_FILE + ".new", _CREATING}
 
+# What a node writes is for its user alone, whatever the umask is.
+PRIVATE_DIRECTORY = 0o700
+PRIVATE_FILE = 0o600
+
 _FULL_BYTES = 1 << 20
 _OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _DAMAGE = (
@@ -117,8 +121,12 @@ def make_directory(path: Path) -> None:
         missing.append(path)
         path = path.parent
     for directory in reversed(missing):
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(exist_ok=True, mode=PRIVATE_DIRECTORY)
         _sync_directory(directory.parent)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, PRIVATE_FILE)
 
 
 def _sync_directory(path: Path) -> None:
@@ -142,7 +150,7 @@ def refuse_foreign(path: Path) -> None:
 
 
 def lock(path: Path) -> int:
-    fd = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -161,7 +169,7 @@ def create(path: Path, *, node: str, cluster: str) -> None:
     """Create the journal file aside and move it into place: a crash leaves either none or a complete one."""
     creating = path / _CREATING
     shutil.rmtree(creating, ignore_errors=True)
-    creating.mkdir()
+    creating.mkdir(mode=PRIVATE_DIRECTORY)
     identity = {"format": FORMAT, "node": node, "cluster": cluster, "disk": secrets.token_hex(16)}
     env = open_env(creating, map_bytes=1 << 20)
     try:
@@ -200,7 +208,7 @@ def _parse_identity(file: Path, text: bytes) -> dict[str, object]:
 
 def write_marker(path: Path, identity: dict[str, object]) -> None:
     draft = path / (IDENTITY_FILE + ".new")
-    with draft.open("wb") as file:
+    with open(draft, "wb", opener=_open_private) as file:
         file.write(json.dumps(identity).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
@@ -226,6 +234,7 @@ def open_env(path: Path, *, map_bytes: int) -> lmdb.Environment:
         os.fspath(path),
         map_size=map_bytes,
         max_dbs=TABLES_MAX,
+        mode=PRIVATE_FILE,
         lock=False,
         lib_version=0,  # `inspect` reads the layout of LMDB 0.9.
     )

@@ -8,13 +8,13 @@ wrong type. Nothing here does I/O.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import is_, itemgetter, le
 from typing import Any, Final, NamedTuple, NewType, TypeAlias
 
 import msgpack
 
-from holdfast.sdk.bounds import check_msgpack
+from holdfast.sdk.bounds import TooComplex, Walk, check_msgpack
 
 NodeId = NewType("NodeId", str)
 GroupId = NewType("GroupId", int)
@@ -46,6 +46,14 @@ ELEMENTS_MAX: Final = 1024 * 1024
 #: Frames with more elements are split before sending; only frames above this size are counted.
 SPLIT_ELEMENTS: Final = 64 * 1024
 SPLIT_BYTES: Final = 256 * 1024
+#: A frame of more bytes than this is taken in slices: each has about that many elements or bytes, or is one message.
+SLICED_BYTES: Final = 256 * 1024
+SLICE_ELEMENTS: Final = 16 * 1024
+SLICE_BYTES: Final = 1024 * 1024
+#: Groups in one `Appends` or `AppendAcks`. A node has 4,097 at most.
+TABLE_ROWS_MAX: Final = 8192
+#: Of one message, which no slice can divide: an `Appends` has the most.
+MESSAGE_ELEMENTS_MAX: Final = 8 * TABLE_ROWS_MAX + 8
 DEPTH_MAX: Final = 4  # A frame, its messages, their fields, and tables in them.
 
 
@@ -241,7 +249,8 @@ _BYTES_MAX: Final = {_OFFER: DETAIL_BYTES_MAX, _APP: APP_BYTES_MAX, _FAREWELL: R
 
 _first = itemgetter(0)
 _PLAIN: Final = frozenset({int, bool, float, str, bytes, type(None)})
-_pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+_packer: Final = msgpack.Packer(use_bin_type=True, autoreset=True)
+_pack = _packer.pack
 #: The constructor of a NamedTuple without the Python function around it, which doubles the cost. For the few kinds made for
 #: each group in each round; the caller must pass as many fields as the class has.
 build: Final = tuple.__new__
@@ -358,7 +367,7 @@ def _members(value: Any) -> tuple[NodeId, ...]:
 
 
 def _table(flat: Any, width: int, what: str) -> None:
-    if type(flat) is not list or not width <= len(flat) <= width * MESSAGES_MAX or len(flat) % width:
+    if type(flat) is not list or not width <= len(flat) <= width * TABLE_ROWS_MAX or len(flat) % width:
         raise Malformed(f"{what}: must be a bounded list of {width} fields each")
 
 
@@ -424,10 +433,37 @@ def _message(number: int, fields: list[Any]) -> Message:
     return message
 
 
+def slices(frame: bytes) -> Iterator[bytes]:
+    """A large frame as smaller ones with the same messages in order, so that one turn of a loop need not parse all of it.
+
+    It looks no further into the frame than it is asked to. Raises `Malformed`, perhaps after the first slices.
+    """
+    elements_max = _elements_max(frame)
+    walk = Walk(frame)
+    count = walk.header()
+    if count is None or count > MESSAGES_MAX:
+        raise Malformed("a frame must be a bounded list of messages")
+    first, begin, seen = 0, walk.at, walk.seen
+    for number in range(1, count + 1):
+        try:
+            walk.skip(max(min(elements_max - walk.seen, MESSAGE_ELEMENTS_MAX), 1), DEPTH_MAX - 1)
+        except TooComplex as error:
+            raise Malformed(f"not msgpack: {error}") from None
+        if number == count or walk.seen - seen >= SLICE_ELEMENTS or walk.at - begin >= SLICE_BYTES:
+            yield b"".join((_packer.pack_array_header(number - first), memoryview(frame)[begin : walk.at]))
+            first, begin, seen = number, walk.at, walk.seen
+    if walk.at != len(frame):
+        raise Malformed("not msgpack: something follows the messages")
+
+
+def _elements_max(frame: bytes) -> int:
+    return min(ELEMENTS_MAX, max(ELEMENTS_MIN, len(frame) // ELEMENT_BYTES))
+
+
 def decode(frame: bytes) -> list[Envelope]:
     """The messages of one frame, each checked in full; `Malformed` if any is wrong."""
     try:
-        check_msgpack(frame, min(ELEMENTS_MAX, max(ELEMENTS_MIN, len(frame) // ELEMENT_BYTES)), DEPTH_MAX)
+        check_msgpack(frame, _elements_max(frame), DEPTH_MAX)
         rows = msgpack.unpackb(frame, raw=False, strict_map_key=True, max_map_len=0, max_ext_len=0)
     except Exception as error:
         raise Malformed(f"not msgpack: {error}") from None

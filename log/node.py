@@ -18,22 +18,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
+import ssl
 import sys
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from holdfast.log.batches import APP_GROUP
-from holdfast.log.connection import LinkLimits
-from holdfast.log.engine import Limits, Timing
+from holdfast.log.environment import Environment, LinkEvents, NodeConfig
 from holdfast.log.errors import NotHosted, Stopped
 from holdfast.log.host import Host
 from holdfast.log.journal import Journal
-from holdfast.log.link import Links, LinkStatus
+from holdfast.log.link import LinkStatus
 from holdfast.log.messages import (
     REASON_BYTES_MAX,
+    SLICED_BYTES,
     Envelope,
     Farewell,
     GroupId,
@@ -43,12 +42,10 @@ from holdfast.log.messages import (
     decode,
     encode,
     encode_frames,
+    slices,
 )
 from holdfast.log.replica import Done, Machine, SnapshotWanted, Status
-from holdfast.log.rows import Rows
-from holdfast.log.sockets import Address, TlsFiles
-from holdfast.log.store import LmdbStore
-from holdfast.log.writer import Writer
+from holdfast.log.sockets import Address
 
 logger = logging.getLogger(__name__)
 
@@ -56,25 +53,6 @@ FATAL_EXIT_CODE: Final = 70
 # The writer thread needs the GIL before and after its fsync. By default Python lets a busy loop keep it for 5 ms, and every
 # commit would wait that long.
 SWITCH_INTERVAL_S: Final = 0.0001
-
-
-@dataclass(frozen=True)
-class NodeConfig:
-    """Names, addresses, files and bounds of one node."""
-
-    node: str
-    cluster: str
-    data: Path
-    listen: Address
-    peers: Mapping[str, Address] = field(default_factory=dict)
-    secret: bytes | None = None
-    tls: TlsFiles | None = None
-    timing: Timing = field(default_factory=Timing)
-    limits: Limits = field(default_factory=Limits)
-    link_limits: LinkLimits = field(default_factory=LinkLimits)
-    rows: Rows = field(default_factory=Rows)
-    log_bytes_max: int = 16 << 30
-    free_bytes_min: int = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -184,6 +162,7 @@ class LogNode:
     def __init__(
         self,
         config: NodeConfig,
+        environment: Environment | None = None,
         *,
         open_machine: Callable[[GroupId], Machine],
         may_join: Callable[[GroupId], bool] = lambda _: True,
@@ -199,6 +178,7 @@ class LogNode:
         on_fatal: Callable[[BaseException], None] = exit_process,
     ) -> None:
         self.config = config
+        self._environment = environment or Environment()
         self.groups: dict[GroupId, Group] = {}
         self.proposals = 0
         self._open_machine = open_machine
@@ -225,10 +205,10 @@ class LogNode:
 
     async def start(self) -> None:
         """Open the journal and the groups in it, listen, and dial the peers."""
-        config = self.config
+        config, environment = self.config, self._environment
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self.loop = asyncio.get_running_loop()
-        self._store = self._open_store()
+        self._store = environment.open_store(config)
         try:
             self.host = Host(
                 node=NodeId(config.node),
@@ -236,7 +216,7 @@ class LogNode:
                 open_machine=self._open_machine,
                 send=self._send,
                 begin_commit=self._begin_commit,
-                rng=self._rng(),
+                rng=environment.random(),
                 now=self.loop.time(),
                 timing=config.timing,
                 limits=config.limits,
@@ -244,52 +224,25 @@ class LogNode:
                 keep_hollow=self._keep_hollow,
                 applied_at_once=self._applied_at_once,
             )
-            self._links = self._open_links()
+            events = LinkEvents(
+                up=self._on_up,
+                down=self._on_down,
+                frame=self._on_frame,
+                fatal=self._fatal,
+                removed=self._on_removed,
+            )
+            self._links = environment.open_links(config, self._store, events)
             for group in self.host.replicas:
                 self.groups[group] = Group(self, group)
             await self._links.start()
         except BaseException:
             self._store.close()
             raise
-        self._writer = self._start_writer()
+        self._writer = environment.start_writer(
+            self._store, on_committed=self._committed, on_fatal=self._fatal, on_no_space=self._no_space
+        )
         self._links.set_peers(config.peers)
         self.wake()
-
-    # The disk, the network, the thread and the random numbers. A simulated node overrides these and nothing else.
-
-    def _open_store(self) -> LmdbStore:
-        config = self.config
-        return LmdbStore.open(
-            config.data,
-            node=config.node,
-            cluster=config.cluster,
-            bytes_max=config.log_bytes_max,
-            free_bytes_min=config.free_bytes_min,
-        )
-
-    def _open_links(self) -> Links:
-        config = self.config
-        return Links(
-            cluster=config.cluster,
-            node=config.node,
-            disk=self._store.disk,
-            incarnation=self._store.incarnation,
-            listen=config.listen,
-            secret=config.secret,
-            tls=config.tls,
-            on_up=self._on_up,
-            on_down=self._on_down,
-            on_frame=self._on_frame,
-            on_fatal=self._fatal,
-            on_removed=self._on_removed,
-            limits=config.link_limits,
-        )
-
-    def _start_writer(self) -> Writer:
-        return Writer(self._store, self.loop, self._committed, self._fatal, self._no_space)
-
-    def _rng(self) -> random.Random:
-        return random.Random()
 
     async def stop(self, handover_s: float = 2.0) -> None:
         """Hand leaderships over, then stop. Acknowledged entries are always on disk, so this only avoids elections."""
@@ -379,6 +332,10 @@ class LogNode:
     def set_peers(self, peers: Mapping[str, Address], removed: Collection[str] = ()) -> None:
         self._links.set_peers(peers, removed)
 
+    def use_tls(self, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+        """New certificates for new connections to peers."""
+        self._links.use_tls(server, client)
+
     def send(self, peer: str, payload: bytes) -> bool:
         """Send bytes to the same room on another node: in order, at most once. False without a session."""
         sent = self.host.send_app(NodeId(peer), payload)
@@ -392,6 +349,24 @@ class LogNode:
 
     def links(self) -> dict[str, LinkStatus]:
         return self._links.status()
+
+    def connected(self) -> Collection[str]:
+        """The peers with a session."""
+        return self.host.sessions.keys()
+
+    def refusals(self) -> dict[str, str]:
+        """Why there is no link to peers that run: other founders, certificates or secrets. A silent peer is not listed."""
+        return {peer: link.refused for peer, link in sorted(self.links().items()) if link.refused is not None}
+
+    def why_stalled(self) -> str | None:
+        """Why committed entries cannot be applied here."""
+        stalled = (replica.stalled for replica in self.host.replicas.values() if replica.stalled is not None)
+        return self.no_space or next(stalled, None)
+
+    def why_no_room(self) -> str | None:
+        """Why nothing can be appended here, or not even what is committed can be applied."""
+        refusal = self.host.no_room()
+        return str(refusal) if refusal is not None else self.why_stalled()
 
     def counters(self) -> Counters:
         return Counters(
@@ -540,18 +515,39 @@ class LogNode:
         self._on_peer(peer, False)
         self.wake()
 
-    def _on_frame(self, peer: str, session: int, frame: bytes) -> None:
+    def _on_frame(self, peer: str, session: int, frame: bytes) -> Iterator[None] | None:
+        """Take a frame; of a large one, a slice with each step of the iterator."""
+        if len(frame) > SLICED_BYTES:
+            return self._take_slices(peer, session, frame)
+        self._take(peer, session, frame)
+        return None
+
+    def _take_slices(self, peer: str, session: int, frame: bytes) -> Iterator[None]:
+        try:
+            for part in slices(frame):
+                if not self._take(peer, session, part):
+                    return
+                yield
+        except Malformed as error:
+            self._refuse_malformed(peer, session, error)
+
+    def _take(self, peer: str, session: int, frame: bytes) -> bool:
+        """Returns whether the session goes on."""
         try:
             envelopes = decode(frame)
         except Malformed as error:
-            self._links.refuse(peer, session, f"{peer} sent a malformed message: {error}")
-            return
+            self._refuse_malformed(peer, session, error)
+            return False
         for envelope in envelopes:
             if type(envelope.message) is Farewell:
                 self._on_refused(peer, envelope.message.reason.decode(errors="replace"))
-                return  # The peer does not stand by anything else in this frame.
+                return False  # The peer does not stand by anything else in this frame.
         self.host.deliver(NodeId(peer), session, envelopes, self.loop.time())
         self.wake()
+        return True
+
+    def _refuse_malformed(self, peer: str, session: int, error: Malformed) -> None:
+        self._links.refuse(peer, session, f"{peer} sent a malformed message: {error}")
 
     def _fatal(self, error: BaseException) -> None:
         if not self._stopping:

@@ -8,6 +8,7 @@ import ipaddress
 import os
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -89,9 +90,18 @@ def tls_contexts(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     for context in (server, client):
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
-        context.load_cert_chain(files.cert, files.key)
+        context.load_cert_chain(files.cert, files.key, no_password(files.key))
         context.load_verify_locations(files.ca)
     return server, client
+
+
+def no_password(key: str | os.PathLike[str]) -> Callable[[], str]:
+    """What is asked for the password of an encrypted key. Without it, OpenSSL would ask the terminal and wait."""
+
+    def refuse() -> str:
+        raise ValueError(f"{key} is encrypted, and a node cannot ask for its password: use a key without one")
+
+    return refuse
 
 
 def certified_names(transport: asyncio.BaseTransport) -> frozenset[str] | None:

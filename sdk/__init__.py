@@ -1,6 +1,7 @@
-"""What a user's process runs: services and their context, the endpoint that nodes connect to, and a client.
+"""The SDK, which runs in a user's process: services and their context, the endpoint that nodes connect to, and a
+client.
 
-Imports no other room. The names below are the public ones; docs/protocol.md is the text of what the two sides say.
+It imports no other room. The names below are public; docs/protocol.md specifies the protocol between node and SDK.
 """
 
 from holdfast.sdk.asgi import endpoint

@@ -1,6 +1,7 @@
-"""`python -m holdfast.sdk MODULE:VARIABLE` runs the handlers of a module: what `holdfast dev --app` starts beside its node.
+"""`python -m holdfast.sdk MODULE:VARIABLE` runs the handlers of a module. `holdfast dev --app` starts it beside its
+node.
 
-The variable is a service, a list of services, or what `endpoint([...])` returned.
+The variable is a service, a list of services, or the result of `endpoint([...])`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import traceback
 from typing import Any
 
 from holdfast.sdk.endpoint import Endpoint
+from holdfast.sdk.identity import load_identity
 from holdfast.sdk.loop import calm_collector, new_event_loop
 from holdfast.sdk.server import Server
 from holdfast.sdk.service import Service, VirtualObject, Workflow
@@ -24,7 +26,7 @@ NOT_IMPORTED = 3
 
 
 def load(target: str) -> Endpoint:
-    """The endpoint that MODULE:VARIABLE stands for. Exits with a sentence if there is none."""
+    """The endpoint that MODULE:VARIABLE names. Exits with an error message if there is none."""
     module_name, _, path = target.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
@@ -33,7 +35,7 @@ def load(target: str) -> Endpoint:
             found = getattr(found, name)
         return _endpoint(found)
     except Exception as error:
-        # The user's own lines matter, not ours above them.
+        # Show the user's own lines, not ours above them.
         frames = traceback.extract_tb(error.__traceback__)
         theirs = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
         sys.stderr.write("".join(traceback.format_list(theirs)))
@@ -43,7 +45,7 @@ def load(target: str) -> Endpoint:
 
 
 def _endpoint(found: Any) -> Endpoint:
-    inner = getattr(found, "inner", found)  # What `endpoint` returns wraps one.
+    inner = getattr(found, "inner", found)  # The result of `endpoint` wraps an Endpoint.
     if isinstance(inner, Endpoint):
         return inner
     if isinstance(found, Service | VirtualObject | Workflow):
@@ -59,13 +61,13 @@ async def run(endpoint: Endpoint, host: str, port: int, lifeline: int | None) ->
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     if lifeline is not None:
-        # Nothing is written to it: it becomes readable when the process that started this one is gone.
+        # Nothing is written to the pipe: it becomes readable when the process that started this one ends.
         loop.add_reader(lifeline, stop.set)
     server = Server(endpoint)
     try:
         await server.start(host=host, port=port)
     except OSError as error:
-        sys.exit(f"the handlers cannot listen at {host}:{port}: {error.strerror or error}")
+        sys.exit(f"cannot listen at {host}:{port}: {error.strerror or error}")
     calm_collector()
     await stop.wait()
     if lifeline is not None:
@@ -79,9 +81,20 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=9080)
     parser.add_argument("--lifeline", type=int, default=None, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--identity-key",
+        action="append",
+        metavar="KEY",
+        help="a public key of the cluster (`holdfast identity show`): requests that it did not sign are refused; "
+        "may be repeated (default: HOLDFAST_IDENTITY_KEYS)",
+    )
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     endpoint = load(given.target)
+    try:
+        endpoint.identity = load_identity(given.identity_key) or endpoint.identity
+    except (ValueError, RuntimeError) as error:
+        sys.exit(str(error))
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(run(endpoint, given.host, given.port, given.lifeline))
 

@@ -19,7 +19,7 @@ from holdfast.sdk.serde import ANY, Serde, serde_for
 
 HEADERS_MAX: Final = 64
 HEADER_BYTES_MAX: Final = 16 * 1024
-DELAY_S_MAX: Final = 100 * 366 * 24 * 3600  # A timer further away than this is a mistake of units.
+DELAY_S_MAX: Final = 100 * 366 * 24 * 3600  # A longer delay is most likely a wrong unit.
 
 
 def checked_headers(headers: dict[str, str] | None) -> dict[str, str]:
@@ -50,7 +50,7 @@ def check_text(text: str, what: str, limit: int = NAME_BYTES_MAX, *, empty: bool
 
 
 def duration_ms(value: float | timedelta, what: str) -> int:
-    """Rounded up: a durable wait is never shorter than asked for."""
+    """Rounded up: a durable wait is never shorter than requested."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if not 0 <= seconds <= DELAY_S_MAX:
         raise BadArgument(f"{what} must be a duration between zero and 100 years, not {value!r}")
@@ -81,8 +81,8 @@ def optional(serde: Serde[Any]) -> Callable[[bytes], Any]:
 def check_clash(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: list[str]
 ) -> None:
-    """Refuse an option of `ctx.run` that the function was probably meant to get: it has a parameter of that name without
-    a value."""
+    """Refuse an option of `ctx.run` that was probably meant for the function: the function has a parameter of that name
+    without a value."""
     code = getattr(function, "__code__", None)
     for option in options:
         if code is None or option not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:

@@ -1,6 +1,6 @@
 """An endpoint as an ASGI application: for uvicorn and hypercorn, alone or mounted in FastAPI or Starlette.
 
-It knows the ASGI messages and nothing of any server. Paths are recognised by their end, so it works under any prefix.
+It depends on ASGI messages only, not on any server. Paths are recognised by their suffix, so any prefix works.
 """
 
 from __future__ import annotations
@@ -10,21 +10,36 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from typing import Any, Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from holdfast.sdk.definition import AnyService
-from holdfast.sdk.endpoint import MEDIA_TYPE, Endpoint, Stream, Superseded, body_version, stream_version
+from holdfast.sdk.endpoint import (
+    MEDIA_TYPE,
+    ORIGIN_HEADER,
+    PAGE_REFUSED,
+    SITE_HEADER,
+    Endpoint,
+    Stream,
+    Superseded,
+    body_version,
+    is_from_page,
+    stream_version,
+)
 from holdfast.sdk.frames import (
     BATCH_BYTES_MAX,
+    HEARTBEAT_HEADER,
     HIGHEST_HEADER,
     MESSAGE_BYTES_HEADER,
     MESSAGE_BYTES_LEAST,
     VERSION,
     VERSION_HEADER,
 )
+from holdfast.sdk.identity import SignatureRefused, load_identity
 from holdfast.sdk.journal import ProtocolError
+from holdfast.sdk.signatures import SIGNATURE_HEADER, SIGNED_HEADER
+from holdfast.sdk.watchdog import Lifeline
 
 logger = logging.getLogger("holdfast.sdk")
 
@@ -33,14 +48,14 @@ _Receive = Callable[[], Awaitable[_Message]]
 _Send = Callable[[_Message], Awaitable[None]]
 
 _INVOKE: Final = re.compile(r"/invoke/([^/]+)/([^/]+)\Z")
-#: What servers take by default in one message: 16 MiB in uvicorn (`--ws-max-size`) and hypercorn.
+#: The default limit of servers for one message: 16 MiB in uvicorn (`--ws-max-size`) and hypercorn.
 MESSAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 _GOING_AWAY: Final = 1001
 _POLICY_VIOLATION: Final = 1008
 
 
 class AsgiEndpoint:
-    """What `endpoint` returns: an ASGI application."""
+    """The ASGI application that `endpoint` returns."""
 
     def __init__(self, inner: Endpoint, message_bytes_max: int) -> None:
         self.inner = inner
@@ -75,8 +90,16 @@ class AsgiEndpoint:
     # -- HTTP
 
     async def _http(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+        if is_from_page(_header(scope, ORIGIN_HEADER), _header(scope, SITE_HEADER)):
+            await _answer(send, 403, _error(403, PAGE_REFUSED), "application/json")
+            return
         path, method = scope["path"], scope["method"]
         invoke = _INVOKE.search(path)
+        try:
+            digest = self._check(scope, method)
+        except SignatureRefused as refused:
+            await _answer_refusal(send, refused)
+            return
         if path.endswith("/discover") and invoke is None:
             if method not in ("GET", "HEAD"):
                 await _answer(send, 405, _error(405, "use GET"), "application/json", [(b"allow", b"GET")])
@@ -86,12 +109,26 @@ class AsgiEndpoint:
             if method != "POST":
                 await _answer(send, 405, _error(405, "use POST"), "application/json", [(b"allow", b"POST")])
                 return
-            await self._invoke(unquote(invoke[1]), unquote(invoke[2]), scope, receive, send)
+            await self._invoke(unquote(invoke[1]), unquote(invoke[2]), digest, scope, receive, send)
         else:
             text = "the paths here are GET /discover, the WebSocket /stream and POST /invoke/{service}/{handler}"
             await _answer(send, 404, _error(404, text), "application/json")
 
-    async def _invoke(self, service: str, handler: str, scope: _Message, receive: _Receive, send: _Send) -> None:
+    def _check(self, scope: _Message, method: str) -> str | None:
+        """That a node of the cluster sent it; before anything else of it is read. Raises SignatureRefused."""
+        if self.inner.identity is None:
+            return None
+        path = scope["path"]
+        invoke = _INVOKE.search(path)
+        if invoke is not None:
+            below = "".join(f"/{quote(unquote(part), safe='')}" for part in ("invoke", invoke[1], invoke[2]))
+        else:
+            below = "/" + path.rpartition("/")[2]
+        return self.inner.identity.check(method, below, _header(scope, SIGNED_HEADER), _header(scope, SIGNATURE_HEADER))
+
+    async def _invoke(
+        self, service: str, handler: str, digest: str | None, scope: _Message, receive: _Receive, send: _Send
+    ) -> None:
         if self.inner.stopping:
             text = _error(503, "the endpoint is shutting down")
             await _answer(send, 503, text, "application/json", [(b"retry-after", b"1")])
@@ -101,6 +138,8 @@ class AsgiEndpoint:
             body = await _read(receive)
             if body is None:
                 return
+            if digest is not None and self.inner.identity is not None:
+                await self.inner.identity.check_body(digest, body)
             attempt = asyncio.ensure_future(self.inner.invoke(service, handler, body, version))
             gone = asyncio.ensure_future(_disconnected(receive))
             try:
@@ -113,6 +152,8 @@ class AsgiEndpoint:
             if attempt.cancelled():
                 return
             answer = attempt.result()
+        except SignatureRefused as refused:
+            await _answer_refusal(send, refused)
         except ProtocolError as error:
             await _answer(send, 400, _error(400, str(error)), "application/json")
         except Superseded:
@@ -126,6 +167,14 @@ class AsgiEndpoint:
     async def _websocket(self, scope: _Message, receive: _Receive, send: _Send) -> None:
         message = await receive()
         assert message["type"] == "websocket.connect"
+        if is_from_page(_header(scope, ORIGIN_HEADER), _header(scope, SITE_HEADER)):
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": PAGE_REFUSED[:120]})
+            return
+        try:
+            self._check(scope, "GET")
+        except SignatureRefused as refused:
+            await _deny(scope, send, refused)
+            return
         try:
             version = stream_version(_header(scope, VERSION_HEADER), _header(scope, HIGHEST_HEADER))
         except ProtocolError as error:
@@ -135,24 +184,31 @@ class AsgiEndpoint:
         if self.inner.stopping or not scope["path"].endswith("/stream"):
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
             return
-        headers = {VERSION_HEADER: version, MESSAGE_BYTES_HEADER: self.message_bytes_max}
+        headers: dict[str, object] = {VERSION_HEADER: version, MESSAGE_BYTES_HEADER: self.message_bytes_max}
+        lifeline = Lifeline.of(_transport(scope, receive))
+        if lifeline is not None:
+            headers[HEARTBEAT_HEADER] = "thread"
         pairs = [(name.encode(), str(value).encode()) for name, value in headers.items()]
-        await send({"type": "websocket.accept", "headers": pairs})
+        try:
+            await send({"type": "websocket.accept", "headers": pairs})
+        except BaseException:
+            if lifeline is not None:
+                lifeline.close()
+            raise
+        self.inner.watchdog.enter(lifeline)
+        try:
+            await self._stream(Stream(self.inner, _writer(send, lifeline), version=version), receive, send)
+        finally:
+            self.inner.watchdog.leave(lifeline)
 
-        async def write(data: bytes) -> None:
-            await send({"type": "websocket.send", "bytes": data})
-
-        stream = Stream(self.inner, write, version=version)
-        self.inner.watchdog.enter(
-            None
-        )  # It only warns: the socket is the server's, so the watchdog cannot answer for a blocked loop.
+    async def _stream(self, stream: Stream, receive: _Receive, send: _Send) -> None:
         writer = asyncio.ensure_future(stream.run())
         reader: asyncio.Future[_Message] | None = None
         try:
             while True:
                 reader = asyncio.ensure_future(receive())
                 await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
-                if writer.done():  # A stream whose attempts are gone must not look alive to its node.
+                if writer.done():  # A stream whose attempts have ended must not look alive to its node.
                     with contextlib.suppress(Exception):
                         await send({"type": "websocket.close", "code": _GOING_AWAY})
                     break
@@ -166,10 +222,10 @@ class AsgiEndpoint:
         except ProtocolError as error:
             logger.error("a node broke the protocol: %s", error)
             stream.close()
-            with contextlib.suppress(Exception):  # The connection may be gone already; each server says so differently.
+            # The connection may already be closed; each server reports that differently.
+            with contextlib.suppress(Exception):
                 await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": str(error)[:120]})
         finally:
-            self.inner.watchdog.leave(None)
             stream.close()
             writer.cancel()
             if reader is not None:
@@ -178,19 +234,50 @@ class AsgiEndpoint:
 
 
 def endpoint(
-    services: Iterable[AnyService], *, suspend_after: float = 1.0, message_bytes_max: int = MESSAGE_BYTES_MAX
+    services: Iterable[AnyService],
+    *,
+    suspend_after: float = 1.0,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
+    identity_keys: Iterable[str] | None = None,
+    identity_audience: Iterable[str] | None = None,
 ) -> AsgiEndpoint:
     """The services as an ASGI application::
 
         app = endpoint([trips, counter])              # uvicorn module:app
         fastapi_app.mount("/holdfast", endpoint([trips]))     # register http://host/holdfast
 
-    Servers bound the size of WebSocket messages, and an application cannot see how: say `message_bytes_max` if yours takes
-    less than 16 MiB, which is the default of uvicorn and hypercorn. Larger values travel in pieces of that size.
+    Servers limit the size of WebSocket messages, and an application cannot find out how. Set `message_bytes_max` if
+    your server accepts less than 16 MiB, the default of uvicorn and hypercorn. Larger values are sent in pieces of that
+    size.
+
+    `identity_keys` and `identity_audience` are those of `serve`: requests that the cluster did not sign are refused.
     """
     if message_bytes_max < MESSAGE_BYTES_LEAST:
         raise ValueError(f"message_bytes_max must be at least {MESSAGE_BYTES_LEAST}")
-    return AsgiEndpoint(Endpoint(services, suspend_after=suspend_after), min(message_bytes_max, BATCH_BYTES_MAX))
+    inner = Endpoint(services, suspend_after=suspend_after, identity=load_identity(identity_keys, identity_audience))
+    return AsgiEndpoint(inner, min(message_bytes_max, BATCH_BYTES_MAX))
+
+
+def _transport(scope: _Message, receive: _Receive) -> asyncio.Transport | None:
+    """The connection under a WebSocket, for the watchdog's signs of life. ASGI hides it, but uvicorn's `receive` is a method
+    of the protocol that owns it. None for other servers, and if something in between wraps `receive`."""
+    owner = getattr(receive, "__self__", None)
+    if not type(owner).__module__.startswith("uvicorn.protocols.websockets.") or scope.get("http_version") != "1.1":
+        return None
+    transport: asyncio.Transport | None = getattr(owner, "transport", None)
+    return transport if hasattr(transport, "get_write_buffer_size") else None
+
+
+def _writer(send: _Send, lifeline: Lifeline | None) -> Callable[[bytes], Coroutine[Any, Any, None]]:
+    async def write(data: bytes) -> None:
+        await send({"type": "websocket.send", "bytes": data})
+
+    async def write_alone(data: bytes) -> None:
+        assert lifeline is not None
+        with lifeline.lock:
+            await write(data)
+
+    return write if lifeline is None else write_alone
 
 
 def _header(scope: _Message, name: str) -> str | None:
@@ -226,6 +313,23 @@ async def _disconnected(receive: _Receive) -> None:
 
 def _error(status: int, message: str) -> bytes:
     return json.dumps({"code": status, "message": message}).encode()
+
+
+async def _answer_refusal(send: _Send, refused: SignatureRefused) -> None:
+    more = [(name.lower().encode(), value.encode()) for name, value in refused.headers.items()]
+    await _answer(send, refused.status, _error(refused.status, str(refused)), "application/json", more)
+
+
+async def _deny(scope: _Message, send: _Send, refused: SignatureRefused) -> None:
+    """A WebSocket, with the reason if the server can answer with a response (ASGI's websocket.http.response)."""
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": str(refused)[:120]})
+        return
+    headers = [(name.lower().encode(), value.encode()) for name, value in refused.headers.items()]
+    body = _error(refused.status, str(refused))
+    headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "websocket.http.response.start", "status": refused.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": body})
 
 
 async def _answer(

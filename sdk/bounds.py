@@ -1,9 +1,9 @@
-"""Bounds on what bytes from outside may become: checked before they are parsed, by work that is bounded itself.
+"""Bounds on bytes from outside, checked before they are parsed, at a cost that is bounded itself.
 
 A parser makes an object of 56 bytes or more out of one byte (`[]` in JSON, 0x90 in msgpack), reserves room for as many
-elements as a header claims, and does it all in one call that nothing interrupts. So a message that is small enough to be
-taken can still fill the memory and hold the event loop for seconds. The number of elements is what both grow with. It is
-bounded here; docs/limits.md lists the bounds and what they cost at worst.
+elements as a header claims, and does it all in one call that nothing interrupts. So a message of permitted size can
+still fill the memory and block the event loop for seconds. Both costs grow with the number of elements, which is
+bounded here. docs/limits.md lists the bounds and their worst-case cost.
 
 Nothing here does I/O or keeps state between calls, and each function is total: it returns, or raises `TooComplex`.
 """
@@ -16,23 +16,24 @@ from typing import Any, Final
 
 import msgpack
 
-#: Messages up to this size have at most as many elements as bytes: what they claim is compared with what they hold, in C.
+#: Messages up to this size have at most as many elements as bytes, so their claims are checked against their length, in
+#: C.
 SMALL_BYTES: Final = 64 * 1024
-#: Of a message, unless its reader sets another bound.
+#: Elements of a message, unless its reader sets another bound.
 ELEMENTS_MAX: Final = 128 * 1024
 DEPTH_MAX: Final = 64
 DIGITS_MAX: Final = 128  # of a number in JSON
 
 
 class TooComplex(ValueError):
-    """Too many elements, too deep, or not what it claims to be."""
+    """Too many elements, nested too deep, or malformed."""
 
 
 # -- msgpack -----------------------------------------------------------------------------------------------------------
 
 
 def _sizes() -> bytes:
-    """By first byte: how long an element is whose first byte says so. 0: others."""
+    """The length of an element by its first byte, if that determines it; else 0."""
     sizes = bytearray(256)
     sizes[0x00:0x80] = b"\x01" * 0x80  # positive fixint
     sizes[0xE0:0x100] = b"\x01" * 0x20  # negative fixint
@@ -45,15 +46,15 @@ def _sizes() -> bytes:
 
 
 _SIZES: Final = _sizes()
-#: How many bytes behind the first hold the length of a string or bytes, and what else belongs to their head.
+#: The number of bytes after the first that hold the length of a string or bytes, and other bytes of the header.
 _LENGTHS: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
 _EXTENSIONS: Final = {0xC7: 1, 0xC8: 2, 0xC9: 4}
-#: How many bytes hold the number of elements, and how many elements each of them is.
+#: The number of bytes that hold the number of elements, and how many elements each of them counts as.
 _CONTAINERS: Final = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 
 
 class Walk:
-    """Steps over the elements of a msgpack message one by one, without making anything of them."""
+    """Steps over the elements of a msgpack message one by one, without creating objects."""
 
     __slots__ = ("at", "raw", "seen")
 
@@ -63,7 +64,7 @@ class Walk:
         self.seen = 0  # elements, so far
 
     def header(self) -> int | None:
-        """The number of elements of the array that begins here, which is entered; None if it is something else."""
+        """The number of elements of the array that begins here, which is entered; None if it is not an array."""
         raw, at = self.raw, self.at
         first = raw[at] if at < len(raw) else 0
         self.seen += 1
@@ -77,11 +78,12 @@ class Walk:
         return None
 
     def skip(self, elements_max: int, depth_max: int = DEPTH_MAX) -> None:
-        """Behind the element that begins here. Every header is believed only as far as the bounds and the message go."""
+        """Move past the element that begins here. A header is trusted only within the bounds and the length of the
+        message."""
         raw, at, sizes = self.raw, self.at, _SIZES
         end = len(raw)
         room = elements_max - 1
-        left = 1  # elements of the innermost container that is open
+        left = 1  # elements of the innermost open container
         outer: list[int] = []
         while True:
             while left:
@@ -126,7 +128,7 @@ class Walk:
 
 
 def check_msgpack(raw: bytes, elements_max: int = ELEMENTS_MAX, depth_max: int = DEPTH_MAX) -> None:
-    """Whether a message can be parsed at bounded cost. Errors that remain for the parser to find are harmless."""
+    """Whether a message can be parsed at bounded cost. Other errors are harmless and left to the parser."""
     if len(raw) <= min(SMALL_BYTES, elements_max):
         unpacker = msgpack.Unpacker(max_buffer_size=SMALL_BYTES)
         unpacker.feed(raw)
@@ -144,15 +146,15 @@ _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def check_json(raw: bytes, elements_max: int, depth_max: int = DEPTH_MAX) -> None:
-    """Every value but the first follows a comma, a colon or a bracket that opens. They are counted by C functions only.
+    """Every value but the first follows a comma, a colon or an opening bracket. C functions count these.
 
-    In most documents that is below the bound although strings may hold any of them; if not, strings are left out.
+    In most documents the count is within the bound although it includes those in strings. If not, strings are left out.
     """
     if _values(raw) > elements_max or raw.count(b"[") + raw.count(b"{") > depth_max:
         raw = _without_strings(raw, elements_max)
         if _values(raw) > elements_max:
             raise TooComplex(f"more than {elements_max} elements")
-        # Each round takes away the innermost level.
+        # Each round removes the innermost level.
         brackets = raw.translate(None, _NOT_BRACKETS)
         for _ in range(depth_max):
             if not brackets:
@@ -175,9 +177,9 @@ def _without_strings(raw: bytes, elements_max: int) -> bytes:
 
 
 def load_json(raw: bytes, elements_max: int, depth_max: int = DEPTH_MAX) -> Any:
-    """ValueError for what is not JSON in UTF-8; TooComplex, which is one, for what would cost too much to parse."""
+    """Raises ValueError for anything but JSON in UTF-8, and its subclass TooComplex if parsing would cost too much."""
     check_json(raw, elements_max, depth_max)
-    text = raw.decode()  # Bytes of other encodings would hide what was counted.
+    text = raw.decode()  # Bytes of other encodings would evade the count.
     try:
         return json.loads(text.removeprefix("\ufeff"), parse_int=_integer, parse_float=_float, parse_constant=_constant)
     except RecursionError:
@@ -185,7 +187,7 @@ def load_json(raw: bytes, elements_max: int, depth_max: int = DEPTH_MAX) -> Any:
 
 
 def _integer(text: str) -> int:
-    """The time that reading and writing an integer takes grows with the square of its digits."""
+    """The cost of reading and writing an integer grows with the square of its digits."""
     if len(text) > DIGITS_MAX:
         raise TooComplex(f"a number of more than {DIGITS_MAX} digits")
     return int(text)
@@ -201,7 +203,7 @@ def _float(text: str) -> float:
 
 
 def _constant(name: str) -> float:
-    """Python reads NaN, Infinity and -Infinity, and would write them again; JSON does not have them."""
+    """Python reads and writes NaN, Infinity and -Infinity, which JSON does not have."""
     raise ValueError(f"{name} is not a number in JSON")
 
 
@@ -209,7 +211,7 @@ def _constant(name: str) -> float:
 
 
 def shown(value: Any, most: int = 60) -> str:
-    """What a value is, for an error text: `repr` of a large one would cost more than refusing it saves."""
+    """A value for an error text: `repr` of a large value would cost more than refusing it saves."""
     if isinstance(value, str | bytes):
         text = repr(value[:most])
     elif value is None or isinstance(value, bool | int | float):

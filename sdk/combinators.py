@@ -49,7 +49,7 @@ class Combinators:
     async def race(self, *operations: Awaitable[T]) -> T:
         """The result of the first operation to complete, by log order: the same winner in every attempt.
 
-        The other operations go on and may be awaited later. Coroutines among them are cancelled.
+        The other operations continue and may be awaited later. Coroutines among them are cancelled.
         """
         offset, sources = await self._first(operations)
         return typing.cast(T, sources[offset].result())
@@ -131,21 +131,22 @@ class Combinators:
                 source.drop()
 
     async def timeout(self, operation: Awaitable[T], limit: float | timedelta) -> T:
-        """The result of the operation. Raises `TimeoutError` after `limit` (seconds or a timedelta), by a durable timer.
+        """The result of the operation. Raises `TimeoutError` after `limit` (seconds or a timedelta), by a durable
+        timer.
 
-        After a timeout the operation goes on and may be awaited again. A coroutine is cancelled.
+        After a timeout the operation continues and may be awaited again. A coroutine is cancelled.
         """
         timer = self._sleep(limit if isinstance(limit, timedelta) else timedelta(seconds=limit))
         offset, sources = await self._first((operation, timer))
         if offset == 1:
             raise TimeoutError(f"the operation did not complete within {limit}")
         if not timer.done():
-            timer.abandon()  # Or it would wake the invocation.
+            timer.abandon()  # Otherwise it would wake the invocation.
         return typing.cast(T, sources[0].result())
 
     async def _first(self, operations: tuple[Awaitable[Any], ...]) -> tuple[int, list[_Source]]:
         if not operations:
-            raise ValueError("at least one operation is needed to wait for")
+            raise ValueError("pass at least one operation to wait for")
         sources = self._sources(operations)
         try:
             while True:
@@ -162,7 +163,7 @@ class Combinators:
         return [_Source(self._attempt, each) for each in operations]
 
     async def _change(self, sources: list[_Source]) -> None:
-        """Wait until one more of them is done."""
+        """Wait until at least one more of them is done."""
         attempt = self._attempt
         pending = [source for source in sources if not source.done()]
         for source in pending:
@@ -191,7 +192,7 @@ class Combinators:
 
 
 class _Source:
-    """One of the things that a combinator waits for: an operation, or a task around any other awaitable."""
+    """One item that a combinator waits for: an operation, or a task around any other awaitable."""
 
     __slots__ = ("attempt", "finished", "operation", "own", "task", "wakers")
 

@@ -1,7 +1,7 @@
 """The context of a handler: durable operations, and deterministic time, randomness and ids.
 
-Everything here is a step of the journal: made once, and found again in replay. An operation takes its key when it is
-called, and may be awaited, gathered or raced like any awaitable.
+Every operation is a step of the journal: executed once, and found again in replay. An operation takes its key when it
+is called, and may be awaited, gathered or raced like any awaitable.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ Ts = TypeVarTuple("Ts")
 P = ParamSpec("P")
 
 _MISSING: Final[Any] = object()
-#: Headers that an invocation passes on to what it calls and sends, unless the call sets them.
+#: Headers that an invocation passes on with its calls and sends, unless the call sets them.
 TRACE_HEADERS: Final = frozenset({"traceparent", "tracestate", "baggage"})
 
 
 _STATE: Final = "state belongs to a key; define the service as a VirtualObject or a Workflow"
-#: Operations that only some kinds of services have, and which.
+#: Operations that only some kinds of services have, with the error text for the others.
 _KEYED_ONLY: Final = {
     "get": _STATE, "set": _STATE, "clear": _STATE, "clear_all": _STATE, "keys": _STATE, "key": _STATE,
     "promise": "promises belong to a workflow; define the service as a Workflow",
@@ -110,7 +110,7 @@ class _Log(logging.LoggerAdapter[logging.Logger]):
 
 
 class Context(Combinators):
-    """The context of a handler of a `Service`. Contexts of objects and workflows have all of it too."""
+    """The context of a handler of a `Service`. Contexts of objects and workflows have all of its operations too."""
 
     def __init__(self, attempt: Attempt, handler: AnyHandler[Any, Any], executor: Executor) -> None:
         self._attempt = attempt
@@ -118,7 +118,7 @@ class Context(Combinators):
         self._executor = executor
         self._log: _Log | None = None
 
-    if not TYPE_CHECKING:  # Type checkers know what there is.
+    if not TYPE_CHECKING:  # Type checkers know which attributes exist.
 
         def __getattr__(self, name: str) -> Any:
             if name in _KEYED_ONLY:
@@ -129,7 +129,7 @@ class Context(Combinators):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _shut(self) -> None:
-        """The attempt has ended and its code goes on all the same. Stop it at its next `await`."""
+        """The attempt has ended but its code is still running. Stop it at its next `await`."""
         self.__class__ = _Shut
 
     # -- identity and time
@@ -293,7 +293,7 @@ class Context(Combinators):
         hours: float = 0,
         days: float = 0,
     ) -> Operation[None]:
-        """Wait durably, over crashes and restarts, without holding memory: `await ctx.sleep(days=2)`."""
+        """Wait durably, across crashes and restarts, without using memory: `await ctx.sleep(days=2)`."""
         extra = timedelta(milliseconds=milliseconds, seconds=seconds, minutes=minutes, hours=hours, days=days)
         first = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
         return self._sleep(first + extra)
@@ -372,7 +372,8 @@ class Context(Combinators):
         reply = await ctx.call("agent/ask", {"question": "why?"})     # in another process, by name
 
         Its failure is a `TerminalError`. A call that waits for a key which this invocation, or one that waits for it,
-        holds fails with 409 (kind `Deadlock`), even if it is never awaited: use `send` if you do not need the result.
+        holds fails with 409 (kind `Deadlock`), even if it is never awaited: use `send` if you do not need the result. So
+        does the 101st of calls that wait for each other (kind `CallTooDeep`; the node's setting `call_depth_max`).
 
         `idempotency_key`: calls of the same handler and key with it, by handlers or clients, are one invocation.
         """
@@ -489,8 +490,8 @@ class Context(Combinators):
         approved = await approval.future
         """
         attempt = self._attempt
-        operation = attempt.awaited(Op.AWAKEABLE, attempt.next_key("awakeable"), [], serde_for(result).load)
-        return Awakeable(format_awakeable(attempt.id, operation.index), operation)
+        operation, secret = attempt.awakeable(attempt.next_key("awakeable"), serde_for(result).load)
+        return Awakeable(format_awakeable(attempt.id, operation.index, secret), operation)
 
     def resolve_awakeable(self, awakeable_id: str, value: Any = None, *, serde: Serde[Any] | None = None) -> None:
         """Complete an awakeable of any invocation with a value. There is nothing to await."""
@@ -502,9 +503,9 @@ class Context(Combinators):
 
     def _complete_awakeable(self, awakeable_id: str, outcome: Outcome) -> None:
         attempt = self._attempt
-        invocation, index = parse_awakeable(awakeable_id)
+        id_ = parse_awakeable(awakeable_id)
         key = attempt.next_key("resolve awakeable")
-        attempt.note(Op.RESOLVE_AWAKEABLE, key, [bytes(invocation), index, pack_outcome(outcome)])
+        attempt.note(Op.RESOLVE_AWAKEABLE, key, [id_.invocation + id_.secret, id_.step, pack_outcome(outcome)])
 
     # -- helpers
 

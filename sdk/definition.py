@@ -18,7 +18,7 @@ from holdfast.sdk.policy import RetryPolicy, milliseconds
 from holdfast.sdk.serde import NOTHING, Serde, serde_for
 
 I = TypeVar("I")  # noqa: E741
-In = TypeVar("In", contravariant=True)  # A handler that takes more types of input can stand for one that takes fewer.
+In = TypeVar("In", contravariant=True)  # A handler that accepts more types of input can replace one that accepts fewer.
 O = TypeVar("O")  # noqa: E741
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\Z")
@@ -27,20 +27,20 @@ _RESERVED_HANDLERS: Final = frozenset({"send", "attach", "output"})
 
 
 class Nothing:
-    """The input type of a handler that takes none. A handler whose input has a default takes `I | Nothing`. Only type
-    checkers see it."""
+    """The input type of a handler without an input. A handler whose input has a default takes `I | Nothing`. Only type
+    checkers use it."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a service or a handler. None stands for the option of the service, or the default of the node."""
+    """Options of a service or a handler. None means the option of the service, or the default of the node."""
 
     retry: RetryPolicy | None = None
     inactivity_timeout: float | timedelta | None = None
     abort_timeout: float | timedelta | None = None
     retention: float | timedelta | None = None
     private: bool | None = None
-    run_ahead: bool | None = None  # Not in the manifest: it concerns only this process.
+    run_ahead: bool | None = None  # Not in the manifest: it concerns this process only.
 
     def __post_init__(self) -> None:
         if self.run_ahead is not None and type(self.run_ahead) is not bool:
@@ -60,7 +60,7 @@ class Options:
 
 
 class AnyHandler(Generic[In, O]):
-    """A function that a node may call, as `@service.handler` made it. Call it directly only in tests."""
+    """A function that a node may call, made by `@service.handler`. Call it directly only in tests."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class AnyHandler(Generic[In, O]):
 
     @property
     def has_default(self) -> bool:
-        """Whether a request without a body stands for the default of the input."""
+        """Whether a request without a body uses the default of the input."""
         return self.default is not inspect.Parameter.empty
 
     def _input_schema(self) -> dict[str, Any] | None:
@@ -153,7 +153,7 @@ class KeyedHandler(AnyHandler[In, O]):
 
 
 def _signature(path: str, function: Callable[..., Any], kind: str) -> tuple[bool, Any, Any, Any]:
-    """Whether it takes an input, the hints of input and result, and the default of the input."""
+    """Whether the function takes an input, the hints of input and result, and the default of the input."""
     if not inspect.iscoroutinefunction(function):
         raise BadDefinition(
             f"{path}: a handler must be an async function: write `async def {function.__name__}(ctx, ...)`"
@@ -181,7 +181,7 @@ def _signature(path: str, function: Callable[..., Any], kind: str) -> tuple[bool
 
 
 def _check_context(path: str, function: Callable[..., Any], hint: Any, kind: str) -> None:
-    """The function must declare a context that handlers of this kind get."""
+    """The function must declare a context that fits this kind of service."""
     contexts = {"service": ("Context",), "object": ("ObjectContext", "Context")}
     fitting = contexts.get(kind, ("WorkflowContext", "ObjectContext", "Context"))
     given = getattr(hint, "__name__", None)
@@ -194,7 +194,7 @@ def _check_context(path: str, function: Callable[..., Any], hint: Any, kind: str
 
 
 class AnyService:
-    """What the three kinds of services share: a name, options and handlers by name."""
+    """The common part of the three kinds of services: a name, options and handlers by name."""
 
     kind = ""
 
@@ -279,7 +279,7 @@ class ServiceRef:
     @overload
     def handler(self, name: str, input: type[I], output: type[O], *, main: bool = False) -> HandlerRef[I, O]: ...
     def handler(self, name: str, input: Any = Any, output: Any = Any, *, main: bool = False) -> HandlerRef[Any, Any]:
-        """One of its handlers, typed by what it takes and returns."""
+        """One of its handlers, with the types of its input and result."""
         return HandlerRef(self.name, name, main, serde_for(input), serde_for(output))
 
 
@@ -305,7 +305,7 @@ class Target(typing.NamedTuple):
 
 
 def resolve_target(handler: Any, key: str | None) -> Target:
-    """The target of a call. Raises if the handler or the key cannot be called."""
+    """The target of a call. Raises if the handler cannot be called, or not with this key."""
     if isinstance(handler, AnyHandler):
         if handler.is_keyed and key is None:
             raise ValueError(f"{handler.path} needs a key: call it with key=")
@@ -352,7 +352,7 @@ def check_key(key: str) -> None:
 
 
 def manifest_of(services: typing.Iterable[AnyService], version: str) -> dict[str, Any]:
-    """What `GET /discover` answers."""
+    """The answer of `GET /discover`."""
     return {
         "protocol": {"min": VERSIONS[0], "max": VERSIONS[-1]},
         "sdk": f"holdfast-python/{version}",

@@ -1,8 +1,8 @@
-"""Where attempts live: the services of one process, and the frames of every node that talks to them.
+"""The attempts of one process: its services, and the frames of every node connected to it.
 
-`Endpoint` is transport-free: it takes messages as bytes and hands messages out. `asgi` and `server` connect it to the
-world. All streams of a process share one table of attempts, so a newer attempt of an invocation ends an older one, over
-whichever stream it came.
+`Endpoint` does not depend on a transport: it takes messages as bytes and returns messages. `asgi` and `server` connect
+it to the network. All streams of a process share one table of attempts, so a newer attempt of an invocation ends an
+older one, whichever stream it arrives on.
 """
 
 from __future__ import annotations
@@ -53,36 +53,60 @@ from holdfast.sdk.frames import (
     encode_batch,
     read_version,
 )
+from holdfast.sdk.identity import Identity
 from holdfast.sdk.journal import PAYLOAD_BYTES_MAX, ProtocolError, unpack_outcome
 from holdfast.sdk.keyed import ObjectContext, WorkflowContext
 from holdfast.sdk.watchdog import Watchdog
 
 logger = logging.getLogger("holdfast.sdk")
 
-GRANT: Final = 32_768  # Frames a node may have on the way to us; renewed when half of it is used up.
+GRANT: Final = 32_768  # Frames that a node may have in transit to us; renewed when half of it is used up.
 THREADS: Final = 64
+ALONE: Final = 1  # A value of `suspects_max`: the attempt runs while no other recently started attempt does.
 MEDIA_TYPE: Final = "application/x-msgpack"
 _CONTEXTS: Final[dict[str, type[Context]]] = {
     "service": Context, "object": ObjectContext, "workflow": WorkflowContext,
 }  # fmt: skip
 
 
+#: A browser adds these to what a page sends, and pages cannot prevent it. Nodes never send them.
+ORIGIN_HEADER: Final = "origin"
+SITE_HEADER: Final = "sec-fetch-site"
+PAGE_REFUSED: Final = "handlers take no requests from web pages: call them through the ingress of a node"
+
+
+def is_from_page(origin: str | None, site: str | None) -> bool:
+    """Whether a web page sent this request. A page that a developer visits must not run the handlers on their machine."""
+    return origin is not None or site not in (None, "none")
+
+
 class Endpoint:
     """The services of this process and their running attempts."""
 
-    def __init__(self, services: Iterable[AnyService], *, suspend_after: float = 1.0, threads: int = THREADS) -> None:
+    def __init__(
+        self,
+        services: Iterable[AnyService],
+        *,
+        suspend_after: float = 1.0,
+        threads: int = THREADS,
+        identity: Identity | None = None,
+    ) -> None:
         require_asserts("A Holdfast endpoint")
         self.services = check_services(services)
         self.manifest = manifest_of(self.services.values(), __version__)
         self.suspend_after = suspend_after
+        self.identity = identity  # The cluster that it obeys; None: everyone who reaches it.
         self.executor = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-step")
         self.attempts: dict[bytes, Attempt] = {}
-        #: Attempts of invocations during which processes ended, and how many of them may run at a time,
+        #: Attempts that may have ended processes, and how many of them may run at a time; 1: no other attempt may begin
+        #: at all.
         self.suspects: dict[Attempt, int] = {}
-        #: and those that wait for their turn. The attempts of all nodes meet here, so only this process can keep them apart.
+        #: Attempts that wait for their turn. The attempts of all nodes meet here, so only this process can keep them
+        #: apart.
         self.held: deque[Attempt] = deque()
-        #: For so long others wait for a suspect. A step may take hours, or hang.
+        #: Other attempts wait this long for a suspect. A step may take hours, or hang.
         self.suspicion_s = SUSPICION_S
+        self._begins_held = False
         self.streams: set[Stream] = set()
         self.watchdog = Watchdog(self._whose, self._was_blocked)
         self.stopping = False
@@ -100,7 +124,7 @@ class Endpoint:
         eager: bool,
         version: int = VERSION,
     ) -> Attempt | None:
-        """A new attempt, unless a newer one of its invocation is known. It begins when its journal is complete."""
+        """Start a new attempt, unless a newer one of its invocation is known. It begins when its journal is complete."""
         older = self.attempts.get(start.invocation)
         if older is not None:
             if older.epoch >= start.epoch:
@@ -126,8 +150,9 @@ class Endpoint:
             )
             attempt.fail(error, pause=False)
             return
-        if start.suspects_max and not self._may_begin(attempt):
+        if (start.suspects_max or self.suspects or self.held) and not self._may_begin(attempt):
             return
+        attempt.began_at = attempt.loop.time()
         try:
             attempt.begin(self._code(handler), name=f"{start.service}/{start.handler}")
         except ProtocolError:
@@ -135,7 +160,7 @@ class Endpoint:
             raise
 
     def _whose(self, task: asyncio.Task[object] | None) -> str | None:
-        """The handler that a task runs for. The watchdog asks, from its thread."""
+        """The handler that a task runs for. The watchdog calls this from its thread."""
         for attempt in list(self.attempts.values()):
             if task in attempt.tasks:
                 return f"{attempt.start.service}/{attempt.start.handler}"
@@ -147,30 +172,47 @@ class Endpoint:
                 stream.send(Blocked(round(seconds * 1000), handler, place))
 
     def _may_begin(self, attempt: Attempt) -> bool:
-        """Whether the attempt may run beside the suspects that run. If not, it is held until some of them end."""
+        """Whether the attempt may run beside the running ones. If not, it is held until some of them end."""
         limit = attempt.start.suspects_max
-        if len(self.suspects) >= min([limit, *self.suspects.values()]):
+        suspects = self.suspects
+        if limit == ALONE:
+            may = not suspects and not any(each.start.suspects_max == ALONE for each in self.held)
+            if may and self._has_recent_attempt(attempt.loop.time()):
+                attempt.loop.call_later(self.suspicion_s, self._begin_held)
+                may = False
+        else:
+            waits = any(each.start.suspects_max == ALONE for each in self.held)  # Later attempts must not overtake it.
+            least = min(suspects.values(), default=limit)
+            may = not waits and least != ALONE and (not limit or len(suspects) < min(limit, least))
+        if not may:
             self.held.append(attempt)
             return False
-        self.suspects[attempt] = limit
-        attempt.loop.call_later(self.suspicion_s, self._trust, attempt)
-        if not attempt.eager:
-            attempt.send(Began(attempt.id, attempt.epoch))
+        if limit:
+            suspects[attempt] = limit
+            attempt.loop.call_later(self.suspicion_s, self._trust, attempt)
+            if not attempt.eager:
+                attempt.send(Began(attempt.id, attempt.epoch))
         return True
 
+    def _has_recent_attempt(self, now: float) -> bool:
+        """Whether an attempt that began recently is running, and so may be about to end the process."""
+        return any(each.began_at and now - each.began_at < self.suspicion_s for each in self.attempts.values())
+
     def _trust(self, attempt: Attempt) -> None:
-        """The suspect ran for a while and the process is still there, so other suspects need not wait for it any longer."""
+        """The suspect ran for a while without ending the process, so other suspects no longer wait for it."""
         if self.suspects.pop(attempt, None) is not None:
             self._begin_held()
 
     def _begin_held(self) -> None:
+        self._begins_held = False
         waiting, self.held = self.held, deque()
         for attempt in waiting:
             if not attempt.ended:
                 self.begin(attempt)
 
     def hand_back_held(self, attempt: Attempt) -> bool:
-        """Hand back an attempt that has not begun: another one can begin just as well. Returns whether it was held."""
+        """Hand back an attempt that has not begun, because another node can run it just as well. Returns whether it was
+        held."""
         if attempt not in self.held:
             return False
         self.held.remove(attempt)
@@ -208,7 +250,9 @@ class Endpoint:
         if self.attempts.get(attempt.id) is attempt:
             del self.attempts[attempt.id]
         ended(attempt)
-        if self.suspects.pop(attempt, None) is not None and self.held:
+        self.suspects.pop(attempt, None)
+        if self.held and not self._begins_held:
+            self._begins_held = True
             asyncio.get_running_loop().call_soon(self._begin_held)
         if self._idle is not None and not self.attempts:
             self._idle.set()
@@ -233,7 +277,7 @@ class Endpoint:
     # -- shutting down
 
     async def stop(self, grace: float = 10.0) -> None:
-        """Take no new attempts, let the running ones finish or wait, and drop what is left after `grace` seconds."""
+        """Accept no new attempts, let the running ones finish or wait, and drop the rest after `grace` seconds."""
         self.stopping = True
         for stream in list(self.streams):
             stream.send(Goaway("the endpoint is shutting down"))
@@ -261,7 +305,8 @@ class Endpoint:
     # -- request/response
 
     async def invoke(self, service: str, handler: str, body: bytes, version: int = VERSION) -> bytes:
-        """One attempt without a stream: its START in, all frames it makes out, both in the same version."""
+        """Run one attempt without a stream: `body` has its START, and the answer has all its frames, in the same
+        version."""
         frames = decode_batch(body, TO_SDK, version)
         if len(frames) != 1 or not isinstance(frames[0], Start) or frames[0].more:
             raise ProtocolError("the body must be a batch of one START with the whole journal")
@@ -292,7 +337,7 @@ class Superseded(Exception):
 
 
 class Stream:
-    """One stream of a node: its attempts, its credit, and what is to be sent in the next message."""
+    """One stream of a node: its attempts, its credit, and the frames of the next message."""
 
     def __init__(
         self,
@@ -303,11 +348,11 @@ class Stream:
     ) -> None:
         self.endpoint = endpoint
         self.write = write
-        self.version = version  # Of the protocol, as it was agreed on when the stream was opened.
+        self.version = version  # The protocol version agreed when the stream was opened.
         self.attempts: dict[bytes, Attempt] = {}
         self.outbox: list[Frame] = []
         self.credit = 0  # Frames that we may send.
-        self.taken = 0  # Frames we took since our last grant.
+        self.taken = 0  # Frames received since our last grant.
         self.closed = False
         self.loop = asyncio.get_running_loop()
         self._wake: asyncio.Future[None] | None = None
@@ -324,7 +369,7 @@ class Stream:
             wake.set_result(None)
 
     async def run(self) -> None:
-        """Write messages until the stream is closed. One task per stream; it never runs beside itself."""
+        """Write messages until the stream is closed. There is one such task per stream."""
         self.endpoint.streams.add(self)
         try:
             while not self.closed:
@@ -356,7 +401,7 @@ class Stream:
         return frames
 
     async def drain(self) -> None:
-        """Until everything that may be sent has been sent; at most a second."""
+        """Wait until everything that may be sent has been sent, for at most a second."""
         try:
             async with asyncio.timeout(1.0):
                 await self._drained.wait()
@@ -364,7 +409,7 @@ class Stream:
             pass
 
     def close(self) -> None:
-        """The connection is gone: end its attempts."""
+        """The connection has ended: end its attempts."""
         if self.closed:
             return
         self.closed = True
@@ -378,9 +423,9 @@ class Stream:
     # -- receiving
 
     def receive(self, message: bytes) -> None:
-        """A message of the node. Raises `ProtocolError`; then the stream must end."""
+        """Take a message of the node. Raises `ProtocolError`; then the stream must end."""
         if self.closed:
-            return  # The node would not hear of an attempt that begins now.
+            return  # The node would not receive the frames of an attempt that begins now.
         frames = decode_batch(message, TO_SDK, self.version)
         if self._pieces or (frames and type(frames[0]) is Piece):
             whole = self._put_together(frames)
@@ -400,7 +445,7 @@ class Stream:
                 continue
             attempt = attempts.get(frame.invocation)  # type: ignore[union-attr]
             if attempt is None or attempt.epoch != frame.epoch:  # type: ignore[union-attr]
-                continue  # It ended here, and the node will find out.
+                continue  # The attempt ended here, and the node will learn of it.
             self._dispatch(attempt, frame)
         if self.taken >= GRANT // 2:
             self._grants += self.taken
@@ -409,7 +454,7 @@ class Stream:
                 self._wake.set_result(None)
 
     def _put_together(self, frames: list[Frame]) -> bytes | None:
-        """The batch, when its last piece has come."""
+        """Join the pieces of a batch. Returns the batch when its last piece has arrived."""
         piece = frames[0] if len(frames) == 1 else None
         if type(piece) is not Piece:
             raise ProtocolError("another message came between the pieces of a batch")
@@ -457,16 +502,16 @@ class Stream:
 
 
 def stream_version(written: str | None, highest: str | None) -> int:
-    """The version of a stream, from the headers of the request that opens it: the highest that both sides know.
+    """The version of a stream, from the headers of the opening request: the highest that both sides support.
 
-    Nodes of before version 2 say only which one they speak; nothing said means the first. Raises ProtocolError.
+    Nodes older than version 2 name only the version that they use; no header means version 1. Raises ProtocolError.
     """
     low = read_version(written, 1)
     return choose_version(low, max(read_version(highest, low), low))
 
 
 def body_version(written: str | None) -> int:
-    """The version that the body of a request is written in, and that of its answer. Raises ProtocolError."""
+    """The version of a request's body and of its answer. Raises ProtocolError."""
     version = read_version(written, 1)
     return choose_version(version, version)
 

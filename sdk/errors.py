@@ -99,7 +99,7 @@ class RunAgain(HoldfastError):
 
 
 class NonDeterminismError(HoldfastError):
-    """In replay the code did something other than what the journal holds. The invocation pauses for an operator."""
+    """In replay the code took another path than the journal records. The invocation pauses for an operator."""
 
     def __init__(self, message: str, *, expected: str, found: str) -> None:
         super().__init__(f"{message}\n  the journal has: {expected}\n  the code does:   {found}")
@@ -131,18 +131,18 @@ class MissingOperation(MisusedContext, AttributeError):
 
 
 class ExitRaised(HoldfastError):
-    """A handler or a step raised `SystemExit` or `KeyboardInterrupt`: its attempt failed, and the process goes on."""
+    """A handler or a step raised `SystemExit` or `KeyboardInterrupt`: its attempt failed, and the process continues."""
 
 
 class AttemptEnded(BaseException):
-    """This attempt has ended (suspended, aborted, superseded). The invocation goes on in another one.
+    """This attempt has ended (suspended, aborted, superseded). The invocation continues in another one.
 
     Never catch it without raising it again: nothing that the code does after it is recorded.
     """
 
 
 def never_works(error: BaseException) -> bool:
-    """Whether the code is wrong in a way that a retry cannot mend."""
+    """Whether the error is a mistake in the code that a retry cannot fix."""
     if isinstance(error, BaseExceptionGroup):
         return any(never_works(each) for each in error.exceptions)
     return isinstance(error, BadPayload | MisusedContext)
@@ -167,13 +167,13 @@ def is_from_terminal(error: BaseException) -> bool:
 def exit_raised(error: BaseException) -> ExitRaised:
     """The error that replaces an exception that would end the process."""
     text = f"{type(error).__name__}({error})"
-    raised = ExitRaised(f"{text} was raised in a handler or a step: its attempt failed, and the process goes on")
+    raised = ExitRaised(f"{text} was raised in a handler or a step: its attempt failed, and the process continues")
     raised.__cause__ = error
-    return raised.with_traceback(error.__traceback__)  # Where it was raised is what the journal shows.
+    return raised.with_traceback(error.__traceback__)  # The journal shows where the original exception was raised.
 
 
 def retry_after_ms(error: BaseException) -> int:
-    """The delay that an error asks for before the retry, as `RetryableError` does; 0 if it does not ask."""
+    """The delay that an error requests before the retry, as `RetryableError` does; 0 if it requests none."""
     after = getattr(error, "retry_after", 0)
     seconds = after.total_seconds() if isinstance(after, timedelta) else after
     return math.ceil(seconds * 1000) if isinstance(seconds, int | float) and 0 < seconds < 1e11 else 0
@@ -184,7 +184,7 @@ def to_failure(error: BaseException) -> Failure:
     try:
         text = str(error)
     except Exception:
-        text = ""  # Its __str__ fails; the failure counts nevertheless.
+        text = ""  # Its __str__ raises, but the failure still counts.
     kind = type(error).__name__
     if isinstance(error, TerminalError):
         metadata = {"metadata": cut_metadata(error.metadata)} if error.metadata else None

@@ -5,14 +5,14 @@ Each check is total: it returns a bool for any value that msgpack can decode.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from holdfast.sdk.ids import ID_BYTES
 from holdfast.sdk.journal import (
     INT_MAX,
     KEY_BYTES_MAX,
     NAME_BYTES_MAX,
-    OPS,
+    SIGNATURES,
     STEP_KEY_BYTES_MAX,
     Op,
     ProtocolError,
@@ -56,8 +56,12 @@ def is_step_key(value: Any) -> bool:
     return type(value) is str and 0 < len(value.encode(errors="surrogatepass")) <= STEP_KEY_BYTES_MAX
 
 
+#: Operations that code may ask for: the node makes step 0.
+_SENT: Final = frozenset(SIGNATURES) - {Op.INPUT}
+
+
 def is_op(value: Any) -> bool:
-    return type(value) is int and value in OPS and value != Op.INPUT
+    return type(value) is int and value in _SENT
 
 
 def is_argument(value: Any) -> bool:

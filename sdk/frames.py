@@ -1,10 +1,10 @@
-"""Frames: what a node and an SDK say to each other about attempts (docs/protocol.md is the text).
+"""Frames: the protocol between a node and an SDK about attempts (docs/protocol.md is the specification).
 
-Both sides import this module, so it is the one place that says what a byte means. It does no I/O, and `decode_batch` is
+Both sides import this module, so the meaning of every byte is defined once. It does no I/O, and `decode_batch` is
 total: it returns frames whose every field has the right type and lies within its bound, or raises `ProtocolError`.
 
 A message of the stream (and the body of a request or response) is one msgpack array of frames; a frame is an array that
-begins with its number. Payloads (inputs, results, state) are bytes that a node never looks into.
+begins with its number. Payloads (inputs, results, state) are bytes that a node never interprets.
 """
 
 from __future__ import annotations
@@ -36,29 +36,32 @@ from holdfast.sdk.fields import (
     is_steps,
     is_text,
 )
+from holdfast.sdk.ids import InvocationId
 from holdfast.sdk.journal import (
+    SIGNATURES,
     STEP_FIELDS,
-    Op,
+    Kind,
     ProtocolError,
     without_extra,
 )
 
 VERSIONS: Final = (1, 2)
 VERSION: Final = VERSIONS[-1]
-#: Of a request: the version its body is written in; of the answer: the version of the stream, or of the body.
+#: In a request: the version of its body. In the answer: the version of the stream, or of the body.
 VERSION_HEADER: Final = "x-holdfast-protocol"
-#: The highest version that the sender knows.
+#: The highest version that the sender supports.
 HIGHEST_HEADER: Final = "x-holdfast-protocol-max"
-#: Of the answer that opens a stream: the largest WebSocket message that the endpoint takes. Larger batches travel in pieces.
+#: In the answer that opens a stream: the largest WebSocket message that the endpoint accepts. Larger batches are sent
+#: in pieces.
 MESSAGE_BYTES_HEADER: Final = "x-holdfast-message-bytes"
-#: Of the same answer: "thread" if the endpoint answers heartbeats also while its event loop is blocked.
+#: In the same answer: "thread" if the endpoint answers heartbeats even while its event loop is blocked.
 HEARTBEAT_HEADER: Final = "x-holdfast-heartbeat"
 
 
 class Start(NamedTuple):
     """Node to SDK: run this attempt. `journal` holds packed steps from step 0 on; `more`: JOURNAL frames follow."""
 
-    invocation: bytes
+    invocation: InvocationId
     epoch: int
     service: str
     handler: str
@@ -69,19 +72,20 @@ class Start(NamedTuple):
     journal: list[bytes]
     more: bool
     state: dict[str, bytes] | None  # Eager state of an object or workflow; None: not applicable
-    state_complete: bool  # Whether `state` is all there is: a name not in it is absent.
-    cancelled: bool  # A cancellation is waiting to be noticed.
-    #: Not 0: processes ended while earlier attempts ran. At most this many such attempts run in a process at a time; the
-    #: others wait. Answered by BEGAN when its turn has come.
+    state_complete: bool  # Whether `state` is complete: a name not in it is absent.
+    cancelled: bool  # A cancellation has not been noticed yet.
+    #: Not 0: processes ended while earlier attempts ran. At most this many such attempts run in a process at a time;
+    #: the others wait. The endpoint answers BEGAN when the attempt begins.
     suspects_max: int = 0
-    journal_steps_max: int = 0  # At this length the code is told, and has a reserve to compensate; 0: not said.
+    journal_steps_max: int = 0  # At this length the code gets an error, and has a reserve to compensate; 0: not given.
     journal_bytes_max: int = 0
+    secrets: bool = False  # The node takes secrets of awakeables.
 
 
 class Journal(NamedTuple):
     """Node to SDK: more of the journal of a START."""
 
-    invocation: bytes
+    invocation: InvocationId
     epoch: int
     journal: list[bytes]
     more: bool
@@ -90,12 +94,12 @@ class Journal(NamedTuple):
 class Ack(NamedTuple):
     """Node to SDK: steps below `length` are durable and applied.
 
-    Acks and COMPLETIONs of an attempt are in log order: before a COMPLETION with order `o`, the ack of every step with
-    `made < o` is sent, and none of a later one. Between two completions acks may be merged. An SDK orders its own results by
-    this.
+    Acks and COMPLETIONs of an attempt are in log order: before a COMPLETION with order `o`, the node sends the ack of
+    every step with `made < o`, and none of a later one. Between two completions acks may be merged. An SDK orders its
+    own results by this.
     """
 
-    invocation: bytes
+    invocation: InvocationId
     epoch: int
     length: int
 
@@ -103,7 +107,7 @@ class Ack(NamedTuple):
 class Completion(NamedTuple):
     """Node to SDK: step `index` has its outcome; `order` places it among all events of the journal."""
 
-    invocation: bytes
+    invocation: InvocationId
     epoch: int
     index: int  # type: ignore[assignment]
     order: int
@@ -111,10 +115,10 @@ class Completion(NamedTuple):
 
 
 class RetryRun(NamedTuple):
-    """Node to SDK: the backoff of failed step `index` is over, run it again. Also the answer to an Intent that repeats a
-    step of the journal: it may run now."""
+    """Node to SDK: the backoff of failed step `index` is over, run it again. Also the answer to an Intent that repeats
+    a journaled step: it may run now."""
 
-    invocation: bytes
+    invocation: InvocationId
     epoch: int
     index: int  # type: ignore[assignment]
 
@@ -122,29 +126,29 @@ class RetryRun(NamedTuple):
 class Cancelled(NamedTuple):
     """Node to SDK: the invocation is being cancelled; the next RUN must fail instead of running (docs/protocol.md)."""
 
-    invocation: bytes
+    invocation: InvocationId
     epoch: int
 
 
 class Suspend(NamedTuple):
     """Node to SDK: please hand this attempt back at the next point where it only waits."""
 
-    invocation: bytes
+    invocation: InvocationId
     epoch: int
 
 
 class Abort(NamedTuple):
-    """Node to SDK: this attempt is over; nothing it sends from now on counts."""
+    """Node to SDK: this attempt is over; the node ignores everything that it sends from now on."""
 
-    invocation: bytes
+    invocation: InvocationId
     epoch: int
     reason: str
 
 
 class StepFrame(NamedTuple):
-    """SDK to node: journal this step. `outcome` is given for what the SDK did itself."""
+    """SDK to node: journal this step. `outcome` is given for operations that the SDK executes itself."""
 
-    invocation: bytes
+    invocation: InvocationId
     epoch: int
     index: int  # type: ignore[assignment]
     op: int
@@ -155,13 +159,13 @@ class StepFrame(NamedTuple):
 
 
 class RunFailed(NamedTuple):
-    """SDK to node: a RUN raised an error that may be retried. The node counts, backs off, or gives up for good.
+    """SDK to node: a RUN raised an error that may be retried. The node counts failures, backs off, or gives up.
 
     `retry`: [initial_ms, factor_permille, max_interval_ms, max_attempts (0: no limit), max_duration_ms (0: no limit),
     jitter_permille], or nil for the default. `intent` repeats a step journaled earlier: same index.
     """
 
-    invocation: bytes
+    invocation: InvocationId
     epoch: int
     index: int  # type: ignore[assignment]
     key: str
@@ -175,15 +179,15 @@ class RunFailed(NamedTuple):
 class Began(NamedTuple):
     """SDK to node: an attempt whose START has `suspects_max` begins to run."""
 
-    invocation: bytes
+    invocation: InvocationId
     epoch: int
 
 
 class Intent(NamedTuple):
-    """SDK to node: an at-most-once RUN is about to happen. Answered by an ACK (or, for a step that is in the journal
-    already, by RetryRun); the outcome follows as RunDone."""
+    """SDK to node: an at-most-once RUN is about to happen. Answered by an ACK (or, for a step that is already in the
+    journal, by RetryRun); the outcome follows as RunDone."""
 
-    invocation: bytes
+    invocation: InvocationId
     epoch: int
     index: int  # type: ignore[assignment]
     key: str
@@ -191,12 +195,12 @@ class Intent(NamedTuple):
 
 
 class RunDone(NamedTuple):
-    """SDK to node: the outcome of a RUN whose step is in the journal already (retried, or at most once).
+    """SDK to node: the outcome of a RUN whose step is already in the journal (retried, or at most once).
 
-    Answered by a COMPLETION of the step, as any outcome that comes after its step: so the SDK learns its order.
+    Answered by a COMPLETION of the step, like every outcome that follows its step, so that the SDK learns its order.
     """
 
-    invocation: bytes
+    invocation: InvocationId
     epoch: int
     index: int  # type: ignore[assignment]
     outcome: list[Any]
@@ -209,7 +213,7 @@ class Abandon(NamedTuple):
     A RUN that was cancelled while its function ran is not in the journal yet: its INTENT goes first, then this.
     """
 
-    invocation: bytes
+    invocation: InvocationId
     epoch: int
     index: int  # type: ignore[assignment]
 
@@ -217,7 +221,7 @@ class Abandon(NamedTuple):
 class Waiting(NamedTuple):
     """SDK to node: this attempt ends here and holds nothing. Start another when any of these steps has an outcome."""
 
-    invocation: bytes
+    invocation: InvocationId
     epoch: int
     steps: list[int]
 
@@ -225,7 +229,7 @@ class Waiting(NamedTuple):
 class Output(NamedTuple):
     """SDK to node: the invocation completes with this outcome (a failure is terminal)."""
 
-    invocation: bytes
+    invocation: InvocationId
     epoch: int
     outcome: list[Any]
 
@@ -233,7 +237,7 @@ class Output(NamedTuple):
 class Error(NamedTuple):
     """SDK to node: this attempt failed; try again (`retry_after_ms`: not before), or `pause` for an operator."""
 
-    invocation: bytes
+    invocation: InvocationId
     epoch: int
     failure: list[Any]
     retry_after_ms: int
@@ -241,21 +245,21 @@ class Error(NamedTuple):
 
 
 class Credit(NamedTuple):
-    """Both ways: the sender of this frame can take `frames` more frames. A stream begins with one from each side."""
+    """Both ways: the sender of this frame can receive `frames` more frames. A stream begins with one from each side."""
 
     frames: int
 
 
 class Piece(NamedTuple):
-    """Node to SDK: a part of a batch that is larger than the endpoint's messages; alone in its message. `more`: others follow,
-    with nothing in between."""
+    """Node to SDK: a part of a batch that exceeds the endpoint's message size; alone in its message. `more`: others
+    follow, with nothing in between."""
 
     data: bytes
     more: bool
 
 
 class Blocked(NamedTuple):
-    """SDK to node: the event loop of the process did not run for a while. `handler` is empty if it is not known."""
+    """SDK to node: the event loop of the process did not run for a while. `handler` is empty if it is unknown."""
 
     milliseconds: int
     handler: str
@@ -288,28 +292,28 @@ TO_NODE: Final = frozenset(
 #: Frames that version 1 does not have.
 LATER_FRAMES: Final = frozenset({Began, Blocked, Piece})
 
-FRAMES_MAX: Final = 65536  # in one batch
-#: Lists, maps and what is in them, of one frame: a journal that is sent at once has a few ten thousand steps.
+FRAMES_MAX: Final = 65536  # per batch
+#: Lists, maps and their items in one frame: a journal that is sent at once has a few ten thousand steps.
 FRAME_ELEMENTS_MAX: Final = 256 * 1024
 FRAME_ELEMENTS_MAX_TO_NODE: Final = 32 * 1024
 DEPTH_MAX: Final = 16
-TEXT_BYTES_MAX: Final = 1024 * 1024  # of any text in a frame; most have a lower bound of their own
-#: A batch is taken apart in slices, because taking all of it at once would hold the event loop for too long.
+TEXT_BYTES_MAX: Final = 1024 * 1024  # of any text in a frame; most have a lower limit of their own
+#: A batch is decoded in slices, because decoding all of it at once would block the event loop for too long.
 SLICE_FRAMES: Final = 256
 SLICE_ELEMENTS: Final = 16 * 1024
 SLICE_BYTES: Final = 1024 * 1024
 BATCH_BYTES_MAX: Final = 40 * 1024 * 1024
-#: A suspect that has run for so long is not counted among the suspects that run: others need not wait for it.
+#: A suspect that has run for this long no longer counts as a running suspect: others need not wait for it.
 SUSPICION_S: Final = 30.0
-MESSAGE_BYTES_LEAST: Final = 64 * 1024  # Every endpoint takes messages of this size.
-_PIECE_HEAD_BYTES: Final = 16  # Of a batch with one piece, beside its data.
+MESSAGE_BYTES_LEAST: Final = 64 * 1024  # Every endpoint accepts messages of this size.
+_PIECE_HEAD_BYTES: Final = 16  # Bytes of a batch with one piece, without its data.
 
 
 _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
 
 def choose_version(low: int, high: int) -> int:
-    """The highest version that we and the other side know, which speaks `low` to `high`. Raises ProtocolError."""
+    """The highest version that both sides support; the other supports `low` to `high`. Raises ProtocolError."""
     for version in reversed(VERSIONS):
         if low <= version <= high:
             return version
@@ -332,7 +336,7 @@ _SPOKEN: Final = " and ".join(f"version {version}" for version in VERSIONS)
 
 
 def encode_batch(frames: list[Frame], version: int = VERSION) -> bytes:
-    """One message. Fields that came with a later version are left out before it, and wherever they have their default."""
+    """One message. Fields of a later version are omitted, and so are trailing fields that have their default."""
     if version < 2:
         frames = [_as_version_1(frame) for frame in frames]
     packed: bytes = _pack(
@@ -363,7 +367,7 @@ def _row(frame: Frame, version: int) -> tuple[Any, ...]:
 
 
 def _as_version_1(frame: Frame) -> Frame:
-    """With failures of four elements. Fields that version 2 added are left out by `_row`."""
+    """With failures of four elements. `_row` omits the fields that version 2 added."""
     match frame:
         case Start() | Journal():
             return frame._replace(journal=[_step_as_version_1(row) for row in frame.journal])
@@ -380,7 +384,10 @@ def _as_version_1(frame: Frame) -> Frame:
     return frame
 
 
-_RESOLVES: Final = (Op.RESOLVE, Op.RESOLVE_AWAKEABLE)
+#: Operations whose last argument is an outcome.
+_RESOLVES: Final = frozenset(
+    op for op, signature in SIGNATURES.items() if signature.parts and signature.parts[-1].kind is Kind.OUTCOME
+)
 
 
 def _step_as_version_1(row: bytes) -> bytes:
@@ -394,9 +401,10 @@ def _step_as_version_1(row: bytes) -> bytes:
 
 
 class Wrong(NamedTuple):
-    """In the place of a frame that no correct implementation sends, of an attempt that can be named. The others go on."""
+    """Replaces a frame that no correct implementation sends, of an attempt that can be named. The other frames are
+    valid."""
 
-    invocation: bytes
+    invocation: InvocationId
     epoch: int
     why: str
 
@@ -413,9 +421,9 @@ def decode_batch(raw: bytes, allowed: frozenset[type[Any]], version: int = VERSI
 
 
 def decode_slices(raw: bytes, allowed: frozenset[type[Any]], version: int = VERSION) -> Iterator[list[Frame | Wrong]]:
-    """The same in slices, none of which takes long: between two of them the event loop may do something else.
+    """The same in short slices: the event loop may do other work between two of them.
 
-    What cannot even be read up to its end is a ProtocolError; all frames before it were given out before.
+    A batch that cannot be decoded to its end raises ProtocolError, after all earlier frames were returned.
     """
     if len(raw) > BATCH_BYTES_MAX:
         raise ProtocolError(f"a batch must have at most {BATCH_BYTES_MAX} bytes, not {len(raw)}")
@@ -442,7 +450,8 @@ def decode_slices(raw: bytes, allowed: frozenset[type[Any]], version: int = VERS
 
 
 def _decode_large(raw: bytes, allowed: frozenset[type[Any]], version: int) -> Iterator[list[Frame | Wrong]]:
-    """Frame by frame: none becomes objects before its elements are counted, nor while the ones before it are not used."""
+    """Decode frame by frame: a frame becomes objects only after its elements are counted and the frames before it are
+    used."""
     most = FRAME_ELEMENTS_MAX if Start in allowed else FRAME_ELEMENTS_MAX_TO_NODE
     walk = Walk(raw)
     count = walk.header()
@@ -484,8 +493,8 @@ def _unpack(raw: bytes | memoryview) -> Any:
     )
 
 
-def _read_sender(raw: bytes, begin: int) -> tuple[bytes, int] | tuple[()]:
-    """The invocation and epoch with which the frame at `begin` begins, as far as they can be read."""
+def _read_sender(raw: bytes, begin: int) -> tuple[InvocationId, int] | tuple[()]:
+    """The invocation and epoch of the frame at `begin`, as far as they can be read."""
     unpacker = msgpack.Unpacker(max_buffer_size=64)
     unpacker.feed(raw[begin : begin + 64])
     try:
@@ -496,7 +505,7 @@ def _read_sender(raw: bytes, begin: int) -> tuple[bytes, int] | tuple[()]:
     return _sender(row)
 
 
-def _sender(row: list[Any]) -> tuple[bytes, int] | tuple[()]:
+def _sender(row: list[Any]) -> tuple[InvocationId, int] | tuple[()]:
     """Every frame of an attempt begins with its number, invocation and epoch."""
     if len(row) >= 3 and type(row[0]) is int and is_id(row[1]) and is_int(row[2]):
         return row[1], row[2]
@@ -504,7 +513,7 @@ def _sender(row: list[Any]) -> tuple[bytes, int] | tuple[()]:
 
 
 def _no_extension(code: int, data: bytes) -> Any:
-    """A node uses them for what no handler may say."""
+    """A node uses extensions for values that no handler may send."""
     raise ValueError(f"extension {code} has no meaning here")
 
 
@@ -517,7 +526,7 @@ def _decode(row: Any, allowed: frozenset[type[Any]], version: int) -> Frame | Wr
     checks = _CHECKS[kind]
     count = len(row) - 1
     if count != len(checks):
-        # Only the last fields may be missing, and only those with a default: they came with version 2.
+        # Only the last fields may be missing, and only those with a default, which version 2 added.
         required = _OPTIONAL[kind][0] if kind in _OPTIONAL else len(checks)
         if not required <= count <= (len(checks) if version > 1 else required):
             return _wrong(row, f"{kind.__name__}: {required} fields expected, {count} found")
@@ -527,7 +536,7 @@ def _decode(row: Any, allowed: frozenset[type[Any]], version: int) -> Frame | Wr
     if not all(map(call, checks, values)):
         offset = [check(value) for check, value in zip(checks, values, strict=False)].index(False)
         return _wrong(row, f"{kind.__name__}: field {kind._fields[offset]} is wrong: {shown(values[offset])}")
-    # Not through Python's __new__ where nothing has a default: every frame passes here.
+    # Avoids Python's __new__ where no field has a default: every frame passes through here.
     frame: Frame = _new_tuple(kind, values) if count == len(checks) else kind(*values)
     return frame
 
@@ -545,7 +554,7 @@ def _wrong(row: list[Any], why: str) -> Wrong:
 _CHECKS: Final[dict[type[Any], tuple[Any, ...]]] = {
     Start: (
         is_id, is_int, is_name, is_name, is_key, is_int, is_int, is_int, is_journal, is_bool, is_state,
-        is_bool, is_bool, is_index, is_int, is_int,
+        is_bool, is_bool, is_index, is_int, is_int, is_bool,
     ),
     Began: (is_id, is_int),
     Blocked: (is_int, is_text, is_text),
@@ -569,7 +578,7 @@ _CHECKS: Final[dict[type[Any], tuple[Any, ...]]] = {
     Piece: (is_bytes, is_bool),
 }  # fmt: skip
 
-#: Frames with fields that came with version 2: the number of those that they always have, and the defaults of the others.
+#: Frames with fields that version 2 added: the number of required fields, and the defaults of the others.
 _OPTIONAL: Final[dict[type[Any], tuple[int, tuple[Any, ...]]]] = {
     kind: (len(kind._fields) - len(kind._field_defaults), tuple(kind._field_defaults.values()))
     for kind in NUMBERS

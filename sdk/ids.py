@@ -1,14 +1,23 @@
-"""Ids: of invocations, awakeables, objects and effects, how they are derived, and the partition that each belongs to."""
+"""Ids of invocations, awakeables, objects and effects: their derivation, and the partition that each belongs to."""
 
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Final, NewType
+from typing import Final, NamedTuple, NewType, TypeAlias
 
 #: 16 bytes: the partition key (32 bits, big-endian), then 96 bits that are random or derived.
 InvocationId = NewType("InvocationId", bytes)
+#: In the place of an invocation's id where there is none.
+NO_INVOCATION: Final = InvocationId(b"")
+#: 16 bytes that name a virtual object or a workflow, derived from its service and key.
+ObjectId = NewType("ObjectId", bytes)
+#: The first 4 bytes of the ids of all invocations with one service and key.
+PartitionKey = NewType("PartitionKey", bytes)
+#: What belongs to a partition: an invocation, or a key.
+Route: TypeAlias = InvocationId | PartitionKey
 
 ID_BYTES: Final = 16
+SECRET_BYTES: Final = 8  # of an awakeable
 _ID_PREFIX: Final = "inv_"
 _AWAKEABLE_PREFIX: Final = "awk_"
 
@@ -17,7 +26,7 @@ class BadId(ValueError):
     """A text is not an id of the expected kind."""
 
 
-def format_id(raw: bytes) -> str:
+def format_id(raw: InvocationId) -> str:
     return _ID_PREFIX + raw.hex()
 
 
@@ -25,28 +34,41 @@ def parse_id(text: str) -> InvocationId:
     return InvocationId(_parse(text, _ID_PREFIX, ID_BYTES))
 
 
-def format_awakeable(invocation: bytes, index: int) -> str:
+class AwakeableId(NamedTuple):
+    invocation: InvocationId
+    step: int
+    secret: bytes  # Random, so that the id cannot be made from that of the invocation; empty before it was introduced.
+
+
+def format_awakeable(invocation: InvocationId, index: int, secret: bytes = b"") -> str:
     """An awakeable is a step of an invocation that any client or handler with this id may complete."""
-    return _AWAKEABLE_PREFIX + invocation.hex() + index.to_bytes(4, "big").hex()
+    return _AWAKEABLE_PREFIX + (invocation + index.to_bytes(4, "big") + secret).hex()
 
 
-def parse_awakeable(text: str) -> tuple[InvocationId, int]:
-    raw = _parse(text, _AWAKEABLE_PREFIX, ID_BYTES + 4)
-    return InvocationId(raw[:ID_BYTES]), int.from_bytes(raw[ID_BYTES:], "big")
+def parse_awakeable(text: str) -> AwakeableId:
+    raw = _parse(text, _AWAKEABLE_PREFIX, ID_BYTES + 4, ID_BYTES + 4 + SECRET_BYTES)
+    return AwakeableId(
+        InvocationId(raw[:ID_BYTES]), int.from_bytes(raw[ID_BYTES : ID_BYTES + 4], "big"), raw[ID_BYTES + 4 :]
+    )
 
 
-def _parse(text: str, prefix: str, size: int) -> bytes:
+def _parse(text: str, prefix: str, *sizes: int) -> bytes:
     body = text.removeprefix(prefix)
-    if body == text or len(body) != 2 * size or not body.isascii():
-        raise BadId(f"an id of this kind must be {prefix} followed by {2 * size} hexadecimal digits")
+    digits = " or ".join(str(2 * size) for size in sizes)
+    why = f"an id of this kind must be {prefix} followed by {digits} hexadecimal digits"
+    if body == text or len(body) not in [2 * size for size in sizes] or not body.isascii():
+        raise BadId(why)
     try:
-        return bytes.fromhex(body)
+        raw = bytes.fromhex(body)
     except ValueError:
-        raise BadId(f"an id of this kind must be {prefix} followed by {2 * size} hexadecimal digits") from None
+        raise BadId(why) from None
+    if len(raw) not in sizes:  # Spaces are not digits.
+        raise BadId(why)
+    return raw
 
 
 def derive(size: int, *parts: bytes) -> bytes:
-    """Parts are length-prefixed, so that no two lists of parts are hashed alike."""
+    """Parts are length-prefixed, so that different lists of parts never give the same hash input."""
     hasher = blake2b(digest_size=size)
     for part in parts:
         hasher.update(len(part).to_bytes(4, "big"))
@@ -54,14 +76,14 @@ def derive(size: int, *parts: bytes) -> bytes:
     return hasher.digest()
 
 
-def partition_key(service: str, key: str) -> bytes:
-    """Where a keyed service's key lives: all its invocations share these first four bytes of their ids."""
-    return derive(4, b"key", service.encode(), key.encode())
+def partition_key(service: str, key: str) -> PartitionKey:
+    """The partition key of a service's key: all its invocations share these first four bytes of their ids."""
+    return PartitionKey(derive(4, b"key", service.encode(), key.encode()))
 
 
-def object_id(service: str, key: str) -> bytes:
-    """One virtual object or workflow, as the tables of its partition name it."""
-    return derive(16, b"object", service.encode(), key.encode())
+def object_id(service: str, key: str) -> ObjectId:
+    """The id of one virtual object or workflow in the tables of its partition."""
+    return ObjectId(derive(16, b"object", service.encode(), key.encode()))
 
 
 def new_id(service: str, key: str | None, entropy: bytes) -> InvocationId:
@@ -72,7 +94,7 @@ def new_id(service: str, key: str | None, entropy: bytes) -> InvocationId:
 
 
 def idempotent_id(service: str, key: str | None, handler: str, idempotency_key: str) -> InvocationId:
-    """The same request gives the same id, so a second one finds the first."""
+    """The same request gives the same id, so a second request finds the first."""
     tail = derive(12, b"idempotent", service.encode(), (key or "").encode(), handler.encode(), idempotency_key.encode())
     head = partition_key(service, key) if key is not None else tail[:4]
     return InvocationId(head + tail)
@@ -83,10 +105,12 @@ def workflow_id(service: str, key: str) -> InvocationId:
     return InvocationId(partition_key(service, key) + derive(12, b"workflow", service.encode(), key.encode()))
 
 
-def child_id(caller: bytes, index: int, service: str, key: str | None, *, spread: bool) -> InvocationId:
-    """The id of what step `index` of `caller` calls or sends: known before the step is journaled, on both sides.
+def child_id(caller: InvocationId, index: int, service: str, key: str | None, *, spread: bool) -> InvocationId:
+    """The id of the invocation that step `index` of `caller` calls or sends: both sides know it before the step is
+    journaled.
 
-    Without a key, a call stays in its caller's partition, because the caller waits for it; sends spread over all partitions.
+    Without a key, a call stays in its caller's partition, because the caller waits for it; sends spread over all
+    partitions.
     """
     tail = derive(12, b"child", caller, index.to_bytes(4, "big"))
     if key is not None:
@@ -94,11 +118,11 @@ def child_id(caller: bytes, index: int, service: str, key: str | None, *, spread
     return InvocationId((tail[-4:] if spread else caller[:4]) + tail)
 
 
-def partition_of(raw: bytes, partitions: int) -> int:
-    """Which of `partitions` an id belongs to: ranges of equal size over its first 32 bits."""
-    return int.from_bytes(raw[:4], "big") * partitions >> 32
+def partition_of(route: Route, partitions: int) -> int:
+    """The partition, of `partitions`, that an invocation or a key belongs to: ranges of equal size over its first 32 bits."""
+    return int.from_bytes(route[:4], "big") * partitions >> 32
 
 
-def effect_key(invocation: bytes, step_key: str) -> str:
-    """Stable over attempts and restarts of processes: what to hand to a payment provider as idempotency key."""
+def effect_key(invocation: InvocationId, step_key: str) -> str:
+    """The same in all attempts and processes: pass it to a payment provider as the idempotency key."""
     return "eff_" + derive(16, b"effect", invocation, step_key.encode()).hex()

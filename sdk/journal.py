@@ -1,18 +1,19 @@
-"""The journal of an invocation: its operations, its steps and their outcomes, as they are stored and as they are sent.
+"""The journal of an invocation: its operations, its steps and their outcomes, as they are stored and sent.
 
-The node's state machine and the SDK both import this module. It knows nothing of frames: a second handler protocol has the
-same journal.
+The node's state machine and the SDK both import this module. It knows nothing of frames: a second handler protocol has
+the same journal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum, IntEnum, auto
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
 
-from holdfast.sdk.ids import derive
+from holdfast.sdk.ids import InvocationId, derive
 
 NAME_BYTES_MAX: Final = 128  # of services, handlers, steps, promises, state
 KEY_BYTES_MAX: Final = 512  # of virtual objects and workflows
@@ -22,10 +23,10 @@ INT_MAX: Final = 2**63 - 1
 
 
 class ProtocolError(Exception):
-    """The other side sent what no correct implementation sends. `invocation` and `epoch` name the attempt that it concerns. If
-    there is none, the stream that carried it ends."""
+    """The other side sent something that no correct implementation sends. `invocation` and `epoch` name the attempt
+    that it concerns. If there is none, the stream that carried it ends."""
 
-    def __init__(self, message: str, invocation: bytes | None = None, epoch: int = 0) -> None:
+    def __init__(self, message: str, invocation: InvocationId | None = None, epoch: int = 0) -> None:
         super().__init__(message)
         self.invocation = invocation
         self.epoch = epoch
@@ -37,12 +38,12 @@ DIGEST_BYTES: Final = 16
 
 
 def digest(given: bytes | list[Any]) -> bytes:
-    """What a journal keeps in place of a payload or outcome, to compare it in replay."""
+    """Replaces a payload or outcome in a journal, for the comparison in replay."""
     if isinstance(given, bytes):
         return blake2b(given, digest_size=DIGEST_BYTES).digest()
     if given[0] == 0:
         return digest(given[1])
-    _, code, message, kind = given[:4]  # The details of a failure are for people.
+    _, code, message, kind = given[:4]  # The details of a failure are meant for people.
     return derive(DIGEST_BYTES, b"failure", str(code).encode(), message.encode(), kind.encode())
 
 
@@ -50,13 +51,13 @@ def digest(given: bytes | list[Any]) -> bytes:
 
 
 class Success(NamedTuple):
-    """The outcome of a step or an invocation that gave a result."""
+    """The successful outcome of a step or an invocation."""
 
     payload: bytes
 
 
 class Failure(NamedTuple):
-    """The outcome of a step or an invocation that failed. `code` is an HTTP status; `kind` names the class of the error.
+    """The failed outcome of a step or an invocation. `code` is an HTTP status; `kind` names the class of the error.
 
     `extra` holds optional details: "metadata", a map of texts that the code attached for its callers, and "trace", the
     innermost frames ("orders.py:123 in charge"). It is None, never an empty map, if there are none.
@@ -75,7 +76,7 @@ Outcome: TypeAlias = Success | Failure
 CANCELLED: Final = Failure(409, "the invocation was cancelled", "Cancelled")
 KILLED: Final = Failure(409, "the invocation was killed", "Killed")
 
-MESSAGE_BYTES_MAX: Final = 8 * 1024  # Of a failure's text; longer ones are cut.
+MESSAGE_BYTES_MAX: Final = 8 * 1024  # For the text of a failure; longer texts are cut.
 
 
 METADATA_BYTES_MAX: Final = 4 * 1024  # of all names and values of a failure's metadata
@@ -173,51 +174,153 @@ def cut_text(text: str) -> str:
 # -- operations of a journal -----------------------------------------------------------------------------------------
 
 
-class Op:
-    """What a step does. Operations in `AWAITED` may be journaled without an outcome and complete later.
+class Op(IntEnum):
+    """What a step does. SIGNATURES says what the node and the SDK have to know of each operation.
 
-    docs/protocol.md describes the argument of each. INPUT is step 0 of every journal: the input of the invocation.
-
-    Plain integers behind names: on Python 3.11, reading a member of an IntEnum takes three times as long, and the hot paths
-    of SDK and state machine read several per step.
+    Numbers are for ever. On Python 3.11, reading a member through the class takes three times as long as a plain attribute:
+    hot paths bind the members they need to names of their module.
     """
 
-    INPUT: Final = 0  # argument [headers]; outcome: the input
-    RUN: Final = 1  # argument [name] or, to be run (again) when due, [name, failures, due_ms, message]; outcome: result
-    SLEEP: Final = 2  # argument [milliseconds], stored with the due time: [milliseconds, due_ms]
-    #: argument [service, handler, key or nil, payload, headers], stored as [service, handler, key, digest, nil, child id].
-    #: Journals of older nodes have nil for the digest, here and below.
-    CALL: Final = 3
-    #: argument as CALL, and delay_ms: stored as [service, handler, key, digest, nil, delay_ms, child id]
-    SEND: Final = 4
-    GET: Final = (
-        5  # argument [name]; outcome given from eager state, or completed by the node; nil is an empty payload list
-    )
-    SET: Final = 6  # argument [name, payload]
-    CLEAR: Final = 7  # argument [name]
-    CLEAR_ALL: Final = 8  # argument []
-    KEYS: Final = 9  # argument []; outcome: msgpack list of names
-    PROMISE: Final = 10  # argument [name]
-    PEEK: Final = 11  # argument [name]; completed by the node at once
-    RESOLVE: Final = 12  # argument [name, outcome], stored as [name, digest]; completed by the node at once
-    AWAKEABLE: Final = 13  # argument []
-    RESOLVE_AWAKEABLE: Final = 14  # argument [invocation, index, outcome], stored as [invocation, index, digest]
-    ATTACH: Final = 15  # argument [invocation]
-    CANCEL: Final = 16  # argument [invocation]
-    VALUE: Final = 17  # argument [name]; outcome given: a value the SDK drew, such as the time
+    INPUT = 0  # step 0 of every journal: the input of the invocation
+    RUN = 1
+    SLEEP = 2
+    CALL = 3
+    SEND = 4
+    GET = 5
+    SET = 6
+    CLEAR = 7
+    CLEAR_ALL = 8
+    KEYS = 9
+    PROMISE = 10
+    PEEK = 11
+    RESOLVE = 12
+    AWAKEABLE = 13
+    RESOLVE_AWAKEABLE = 14
+    ATTACH = 15
+    CANCEL = 16
+    VALUE = 17
 
 
-OPS: Final = frozenset(range(18))
-OP_NAMES: Final = {value: name.lower() for name, value in vars(Op).items() if not name.startswith("_")}
+class Kind(Enum):
+    """What a part of an argument is. A handler protocol decides how it checks each kind."""
+
+    NAME = auto()  # text of 1 to NAME_BYTES_MAX bytes
+    KEY = auto()  # text of at most KEY_BYTES_MAX bytes, or nil
+    IDEMPOTENCY_KEY = auto()  # text of 1 to KEY_BYTES_MAX bytes
+    DELAY = auto()  # milliseconds
+    HEADERS = auto()  # texts under names; not compared in replay, because traces differ between attempts
+    VALUE = auto()  # a payload that the journal keeps
+    INPUT = auto()  # a payload for another invocation: the journal keeps a digest
+    OUTCOME = auto()  # an outcome for another step or a promise: the journal keeps a digest
+    INVOCATION = auto()  # the id of an invocation
+    AWAKEABLE = auto()  # the id of an invocation, followed by the secret of one of its awakeables, if it has one
+    SECRET = auto()  # random bytes, drawn once: not compared in replay, and not shown
+    STEP = auto()  # the index of a step
+
+
+class Part(NamedTuple):
+    """One part of an operation's argument."""
+
+    name: str
+    kind: Kind
+    text: str = ""  # for messages, if the name alone does not say enough
+    optional: bool = False  # since version 2 of the protocol, at the end
+
+
+class By(Enum):
+    """What gives a step of an operation its outcome."""
+
+    NOTHING = auto()  # It has none.
+    CALLER = auto()  # The caller, when it starts the invocation.
+    ENDPOINT = auto()  # The process that runs the handler.
+    NODE = auto()  # The node, when it journals the step.
+    TIMER = auto()
+    INVOCATION = auto()  # The invocation that the step names, when it completes.
+    PROMISE = auto()  # The resolver of the promise.
+    CLIENT = auto()  # A client or another handler that has the id of the step.
+
+
+class Signature(NamedTuple):
+    """What the node and the SDK have to know of one operation: a row of the table in docs/protocol.md.
+
+    The rest of what the node knows is in `statemachine.ops`.
+    """
+
+    op: Op
+    parts: tuple[Part, ...]  # of the argument, as the code sends it
+    by: By
+    eager: bool = False  # The endpoint may give the outcome itself, from the state that came with START.
+    maybe: bool = False  # The outcome tells a value from none: see `some`.
+    foreign: bool = False  # The value comes from a client or another handler, which may not know its type.
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the step may be journaled without an outcome and complete later, without the endpoint."""
+        return self.cancellable or self.by is By.NODE
+
+    @property
+    def cancellable(self) -> bool:
+        """Whether a cancellation completes the step. It does if the outcome would come from outside, after a while."""
+        return self.by in (By.TIMER, By.INVOCATION, By.PROMISE, By.CLIENT)
+
+    @property
+    def parts_min(self) -> int:
+        return sum(not part.optional for part in self.parts)
+
+    def offset_of(self, *kinds: Kind) -> int | None:
+        """Where the first part of one of these kinds is."""
+        return next((offset for offset, part in enumerate(self.parts) if part.kind in kinds), None)
+
+
+_NAME: Final = Part("name", Kind.NAME)
+_INVOCATION: Final = Part("invocation", Kind.INVOCATION)
+_IDEMPOTENCY_KEY: Final = Part("idempotency_key", Kind.IDEMPOTENCY_KEY, "idempotency key", optional=True)
+_TARGET: Final = (
+    Part("service", Kind.NAME),
+    Part("handler", Kind.NAME),
+    Part("key", Kind.KEY),
+    Part("argument", Kind.INPUT),
+    Part("headers", Kind.HEADERS),
+)
+
+_SIGNATURES: Final = (
+    Signature(Op.INPUT, (Part("headers", Kind.HEADERS),), By.CALLER),
+    Signature(Op.RUN, (_NAME,), By.ENDPOINT),
+    Signature(Op.SLEEP, (Part("milliseconds", Kind.DELAY, "duration in milliseconds"),), By.TIMER),
+    Signature(Op.CALL, (*_TARGET, _IDEMPOTENCY_KEY), By.INVOCATION),
+    Signature(Op.SEND, (*_TARGET, Part("delay_ms", Kind.DELAY, "delay in milliseconds"), _IDEMPOTENCY_KEY), By.NOTHING),
+    Signature(Op.GET, (_NAME,), By.NODE, eager=True, maybe=True),
+    Signature(Op.SET, (_NAME, Part("value", Kind.VALUE)), By.NOTHING),
+    Signature(Op.CLEAR, (_NAME,), By.NOTHING),
+    Signature(Op.CLEAR_ALL, (), By.NOTHING),
+    Signature(Op.KEYS, (), By.NODE, eager=True),
+    Signature(Op.PROMISE, (_NAME,), By.PROMISE, foreign=True),
+    Signature(Op.PEEK, (_NAME,), By.NODE, maybe=True, foreign=True),
+    Signature(Op.RESOLVE, (_NAME, Part("outcome", Kind.OUTCOME)), By.NODE),
+    Signature(Op.AWAKEABLE, (Part("secret", Kind.SECRET, optional=True),), By.CLIENT, foreign=True),
+    Signature(
+        Op.RESOLVE_AWAKEABLE,
+        (Part("invocation", Kind.AWAKEABLE), Part("step", Kind.STEP), Part("outcome", Kind.OUTCOME)),
+        By.NOTHING,
+    ),
+    Signature(Op.ATTACH, (_INVOCATION,), By.INVOCATION),
+    Signature(Op.CANCEL, (_INVOCATION,), By.NOTHING),
+    Signature(Op.VALUE, (_NAME,), By.ENDPOINT),
+)
+SIGNATURES: Final[Mapping[int, Signature]] = {signature.op: signature for signature in _SIGNATURES}
+assert [*SIGNATURES] == [*Op], "every operation has one signature"
+
+OP_NAMES: Final[Mapping[int, str]] = {op: op.name.lower() for op in Op}
 #: Journaled without an outcome, completed later by a timer, another invocation, a client or the node itself.
-AWAITED: Final = frozenset(
-    {Op.SLEEP, Op.CALL, Op.GET, Op.KEYS, Op.PROMISE, Op.PEEK, Op.RESOLVE, Op.AWAKEABLE, Op.ATTACH}
-)  # fmt: skip
+AWAITED: Final = frozenset(signature.op for signature in _SIGNATURES if signature.awaited)
+#: Where the argument of an operation has what is stored as a digest. Journals of older nodes have nil there.
+DIGESTED: Final[Mapping[int, int]] = {
+    signature.op: offset
+    for signature in _SIGNATURES
+    if (offset := signature.offset_of(Kind.INPUT, Kind.OUTCOME)) is not None
+}
 
-#: Where the argument of an operation has what is stored as a digest.
-DIGESTED: Final = {Op.CALL: 3, Op.SEND: 3, Op.RESOLVE: 1, Op.RESOLVE_AWAKEABLE: 2}
-
-#: The payload of GET and PEEK for "there is none" (a real value is one byte longer: see `some`).
+#: The payload of GET and PEEK for an absent value (a real value is one byte longer: see `some`).
 NOTHING: Final = b""
 
 
@@ -234,8 +337,8 @@ class Step(NamedTuple):
     """A step of a journal, as it is stored and as a START frame carries it (packed).
 
     `order` numbers all events of one journal in log order: `made` when the step was journaled, `done` when its outcome
-    was (0: not yet). A step journaled together with its outcome is one event: `done == made`; only one that was
-    journaled without it and completed later, even in the same apply, has `done > made`. That tells an SDK in replay
+    was (0: not yet). A step journaled together with its outcome is one event: `done == made`. A step that was journaled
+    without its outcome and completed later, even in the same apply, has `done > made`. That tells an SDK in replay
     whether the code once waited. The outcome of an abandoned step is never delivered.
     """
 
@@ -246,12 +349,12 @@ class Step(NamedTuple):
     done: int
     outcome: list[Any] | None
     abandoned: bool = False
-    journaled_ms: int = 0  # when its newest event was journaled: its outcome, if it has one; 0: not known
-    began_ms: int = 0  # when its function began its last try; of other steps, when they were journaled first
+    journaled_ms: int = 0  # when its newest event was journaled: its outcome, if it has one; 0: unknown
+    began_ms: int = 0  # when the last try of its function began; of other steps, when they were first journaled
     epoch: int = 0  # the attempt that journaled it, or its outcome if that attempt brought it
 
 
-#: What every version of the protocol has of a step. The rest is for people, and not sent before version 2.
+#: The fields of a step in every version of the protocol. The others are for people, and not sent before version 2.
 STEP_FIELDS: Final = 7
 
 

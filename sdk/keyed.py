@@ -131,7 +131,7 @@ class WorkflowContext(ObjectContext):
     @overload
     def promise(self, name: str, result: Serde[T]) -> DurablePromise[T]: ...
     def promise(self, name: str, result: Any = Any) -> DurablePromise[Any]:
-        """A named value that is set once, with which this workflow's handlers wait for each other and for clients."""
+        """A named value that is set once: handlers of this workflow wait for each other and for clients with it."""
         check_text(name, "the name of a promise")
         return DurablePromise(self._attempt, name, serde_for(result))
 

@@ -27,7 +27,7 @@ class RetryPolicy:
     max_interval: float | timedelta = 60.0
     max_attempts: int | None = None
     max_duration: float | timedelta | None = None
-    jitter: float = 0.0  # up to this share of the interval is added
+    jitter: float = 0.0  # adds up to this share of the interval
     terminal: tuple[type[Exception], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Compares a step of the journal with the operation that claims it.
 
-All arguments are compared except headers, which may differ between attempts (traces do). The journal keeps a hash of some
-arguments, such as the payload of a call. Steps of older nodes do not even have that, and count as equal there.
+All arguments are compared except headers, which may differ between attempts (traces do). For some arguments, such as
+the payload of a call, the journal keeps only a hash. Steps of older nodes lack even that, and count as equal.
 """
 
 from __future__ import annotations
@@ -10,24 +10,13 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from holdfast.sdk.ids import ID_BYTES, format_id
-from holdfast.sdk.journal import DIGESTED, OP_NAMES, STEP_FIELDS, Op, Outcome, digest, unpack_outcome
+from holdfast.sdk.ids import ID_BYTES, SECRET_BYTES, InvocationId, format_id
+from holdfast.sdk.journal import DIGESTED, OP_NAMES, SIGNATURES, STEP_FIELDS, Kind, Outcome, digest, unpack_outcome
 
-SHOWN_CHARS: Final = 200  # of a value in a message
+SHOWN_CHARS: Final = 200  # of a value in an error text
 
-_HEADERS: Final = {Op.CALL: 4, Op.SEND: 4}
-#: The arguments of operations, for messages.
-_PARTS: Final[dict[int, tuple[str, ...]]] = {
-    Op.RUN: ("name",),
-    Op.SLEEP: ("duration in milliseconds",),
-    Op.CALL: ("service", "handler", "key", "argument", "headers"),
-    Op.SEND: ("service", "handler", "key", "argument", "headers", "delay in milliseconds"),
-    Op.SET: ("name", "value"),
-    Op.RESOLVE: ("name", "outcome"),
-    Op.RESOLVE_AWAKEABLE: ("invocation", "step", "outcome"),
-    Op.ATTACH: ("invocation",),
-    Op.CANCEL: ("invocation",),
-}
+#: What may differ between attempts.
+_IGNORED: Final = {op: signature.offset_of(Kind.HEADERS, Kind.SECRET) for op, signature in SIGNATURES.items()}
 
 
 class Recorded(NamedTuple):
@@ -43,7 +32,7 @@ class Recorded(NamedTuple):
 
 
 def unpack(row: bytes) -> Recorded:
-    """A step of a journal as a frame carries it."""
+    """Decode a journaled step from a frame."""
     fields = msgpack.unpackb(row)
     op, key, argument, made, done, outcome, abandoned = fields[:STEP_FIELDS]
     if outcome is not None:
@@ -66,13 +55,13 @@ def difference(step: Recorded, code: int, argument: list[Any]) -> Difference | N
     stored = step.argument
     if stored == argument:
         return None
-    digested, headers = DIGESTED.get(code), _HEADERS.get(code)
+    digested, ignored = DIGESTED.get(code), _IGNORED.get(code)
     for offset, (kept, given) in enumerate(zip(stored, argument, strict=False)):
-        if offset == headers or (offset == digested and not isinstance(kept, bytes)):
+        if offset == ignored or (offset == digested and not isinstance(kept, bytes)):
             continue
         if kept != (digest(given) if offset == digested else given):
-            parts = _PARTS.get(code, ("name",))
-            what = parts[offset] if offset < len(parts) else f"argument {offset}"
+            parts = SIGNATURES[code].parts
+            what = parts[offset].text or parts[offset].name if offset < len(parts) else f"argument {offset}"
             expected = f"hash {kept.hex()}" if offset == digested else _shown(kept)
             found = f"{_shown(given)}, hash {digest(given).hex()}" if offset == digested else _shown(given)
             return Difference(f"The {what} differs", expected, found)
@@ -90,11 +79,11 @@ def _name(code: int) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value for people, cut. Payloads are usually JSON."""
+    """A value for people, shortened. Payloads are usually JSON."""
     if isinstance(value, list) and value[:1] == [0]:
         value = value[1]  # an outcome
-    if isinstance(value, bytes) and len(value) == ID_BYTES and not value.isascii():
-        return format_id(value)
+    if isinstance(value, bytes) and len(value) in (ID_BYTES, ID_BYTES + SECRET_BYTES) and not value.isascii():
+        return format_id(InvocationId(value[:ID_BYTES]))  # A secret is not for people.
     if isinstance(value, bytes):
         head = value[: 4 * SHOWN_CHARS]
         try:

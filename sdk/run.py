@@ -3,7 +3,7 @@
 The function runs in the task that awaits the operation, so a step costs no task of its own. It starts only when every
 earlier step is acknowledged, so a further effect never overtakes the record of an earlier one. The `await` returns when
 the step itself is acknowledged, so the code never overtakes the record either, unless the step may run ahead. A failure
-goes to the node, which counts, and says when to run again or that it is over; so no crash resets the count.
+goes to the node, which counts it, and decides when to run the step again or to give up; so no crash resets the count.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from holdfast.sdk.errors import (
     to_failure,
 )
 from holdfast.sdk.frames import Intent, RunDone, RunFailed
-from holdfast.sdk.ids import format_id
+from holdfast.sdk.ids import InvocationId, format_id
 from holdfast.sdk.journal import CANCELLED, PAYLOAD_BYTES_MAX, Op, Outcome, Success, pack_outcome
 from holdfast.sdk.policy import RetryPolicy
 from holdfast.sdk.serde import JsonSerde, Serde
@@ -46,6 +46,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger("holdfast.sdk")
 
+_RUN: Final = Op.RUN
 _SCALARS: Final = frozenset({str, int, float, bool, type(None)})  # equal after a round trip through JSON
 
 
@@ -54,7 +55,7 @@ class CurrentStep:
 
     __slots__ = ("_invocation", "key", "name", "number")
 
-    def __init__(self, invocation: bytes, name: str, key: str, number: int) -> None:
+    def __init__(self, invocation: InvocationId, name: str, key: str, number: int) -> None:
         self._invocation = invocation
         self.name = name
         self.key = key
@@ -63,7 +64,8 @@ class CurrentStep:
 
     @property
     def effect_key(self) -> str:
-        """The same for every try of this step, over crashes and restarts: hand it to the provider as idempotency key."""
+        """The same for every try of this step, across crashes and restarts: pass it to the provider as the idempotency
+        key."""
         return wire_ids.effect_key(self._invocation, self.key)
 
     @property
@@ -75,7 +77,7 @@ _step: contextvars.ContextVar[CurrentStep | None] = contextvars.ContextVar("hold
 
 
 def current_step() -> CurrentStep:
-    """The step that runs now: for the body of a function given to `ctx.run`::
+    """The step that is running, for use inside a function given to `ctx.run`::
 
     def charge(order: Order) -> Receipt:
         return stripe.charge(order.amount, idempotency_key=current_step().effect_key)
@@ -111,7 +113,7 @@ class RunOperation(Operation[T]):
         executor: Executor,
         run_ahead: bool,
     ) -> None:
-        super().__init__(attempt, Op.RUN, key, serde.load)
+        super().__init__(attempt, _RUN, key, serde.load)
         self.name = name
         self.function = function
         self.arguments = arguments
@@ -124,13 +126,13 @@ class RunOperation(Operation[T]):
         self.driven = False
         self.retrying = False
         self.due: asyncio.Future[None] | None = None
-        self.running: asyncio.Task[Any] | None = None  # Where its function runs, if it can be interrupted,
-        self.interrupted = False  # and whether it was.
+        self.running: asyncio.Task[Any] | None = None  # The task of its function, if it can be interrupted,
+        self.interrupted = False  # and whether it was interrupted.
         self.tries = 0
-        self.began_ms = 0  # When its function began its last try, for people; 0: not in this attempt.
-        caller = sys._getframe(2)  # of ctx.run
+        self.began_ms = 0  # When the last try of its function began, for people; 0: not in this attempt.
+        caller = sys._getframe(2)  # the caller of ctx.run
         self.made_at = (caller.f_code.co_filename, caller.f_lineno)
-        index = attempt.find(key, Op.RUN, [name])
+        index = attempt.find(key, _RUN, [name])
         if index >= 0:
             attempt.replay_step(self, index)
         else:
@@ -155,7 +157,7 @@ class RunOperation(Operation[T]):
         return self.result()
 
     def _has_outcome(self) -> bool:
-        """Whether the journal has its outcome, which is on its way."""
+        """Whether the journal has its outcome, which has not been delivered yet."""
         return 0 <= self.index < len(self.attempt.steps) and self.attempt.steps[self.index].outcome is not None
 
     def start(self) -> None:
@@ -175,7 +177,7 @@ class RunOperation(Operation[T]):
             self.due.set_result(None)
 
     async def _drive(self) -> None:
-        """Bring the step to its outcome. It is settled afterwards."""
+        """Drive the step to its outcome. It is settled afterwards."""
         attempt = self.attempt
         attempt.check_here()
         try:
@@ -187,7 +189,7 @@ class RunOperation(Operation[T]):
                 await self._settled()
                 return
             at_once = self.run_ahead and attempt.is_alone()
-            self.index = attempt.journal(Op.RUN, self.key, [self.name], outcome, began_ms=self.began_ms)
+            self.index = attempt.journal(_RUN, self.key, [self.name], outcome, began_ms=self.began_ms)
             if at_once:
                 attempt.delivered += 1
                 attempt.unsettled -= 1
@@ -207,7 +209,7 @@ class RunOperation(Operation[T]):
         if self.index >= 0:
             argument = attempt.steps[self.index].argument
             if len(argument) < 4:
-                # Without at_most_once it is a step that was about to be abandoned when its attempt was lost: it runs.
+                # Without at_most_once this step was about to be abandoned when its attempt was lost: it runs.
                 decided = await self._decide() if self.at_most_once else None
                 if decided is not None:
                     return decided
@@ -219,7 +221,7 @@ class RunOperation(Operation[T]):
                 if self.state != PENDING:
                     return None
         else:
-            attempt.check_new(Op.RUN, [self.name], self.key, others=attempt.unsettled - 1)
+            attempt.check_new(_RUN, [self.name], self.key, others=attempt.unsettled - 1)
         while True:
             wait = attempt.acknowledged()
             if wait is not None:
@@ -262,7 +264,8 @@ class RunOperation(Operation[T]):
             await self._hold(wait)
 
     async def _intend_again(self) -> None:
-        """An operator decided that the effect had not happened. Journal that it may happen from now on, before it runs."""
+        """An operator decided that the effect had not happened. Before the function runs, journal that the effect may
+        happen."""
         attempt = self.attempt
         attempt.check_here()
         self.retrying = False
@@ -299,7 +302,7 @@ class RunOperation(Operation[T]):
         return self._dump(value)
 
     async def _execute(self) -> Outcome | None:
-        """Run the function once. None: it failed, and the node knows."""
+        """Run the function once. None: it failed, and the node was informed."""
         attempt = self.attempt
         self.tries += 1
         self.began_ms = time.time_ns() // 1_000_000
@@ -318,10 +321,10 @@ class RunOperation(Operation[T]):
             return self._failed(exit_raised(error))
         except Exception as error:
             if never_works(error):
-                # Such as a context used inside a step: it would fail the same way for ever.
+                # For example a context used inside a step, which would fail the same way in every attempt.
                 attempt.fail(error, pause=True)
                 raise AttemptEnded from None
-            terminal = find_terminal(error)  # A task group wraps what its tasks raise.
+            terminal = find_terminal(error)  # A task group wraps the errors of its tasks.
             return self._failed(error) if terminal is None else to_failure(terminal)
         return self._dump(value)
 
@@ -353,13 +356,13 @@ class RunOperation(Operation[T]):
         return None
 
     async def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Call it as the step: sync functions in a thread."""
+        """Call the function as the step: sync functions in a thread."""
         if scopes.shares_context():
             return await scopes.unscoped_task(self.attempt.loop, self._call_here(function, arguments))
         return await self._call_here(function, arguments)
 
     async def _call_here(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Call it outside all scopes, with its step as `current_step()`."""
+        """Call the function outside all scopes, with its step as `current_step()`."""
         attempt = self.attempt
         scope = scopes.current.set(None)
         step = _step.set(CurrentStep(attempt.id, self.name, self.key, self.tries))
@@ -376,9 +379,10 @@ class RunOperation(Operation[T]):
             scopes.current.reset(scope)
 
     async def _interruptible(self, awaitable: Awaitable[Any]) -> Any:
-        """Await it, unless the invocation is cancelled meanwhile: then it gets a CancelledError, as from asyncio.
+        """Await it. If the invocation is cancelled in the meantime, it gets a CancelledError, as from asyncio.
 
-        A function that swallows that decides how its step ends, and the next one notices the cancellation.
+        A function that swallows the CancelledError decides how its step ends, and the next step notices the
+        cancellation.
         """
         attempt, task = self.attempt, asyncio.current_task()
         assert task is not None
@@ -413,8 +417,8 @@ class RunOperation(Operation[T]):
             payload = self.serde.dump(value)
             if len(payload) > PAYLOAD_BYTES_MAX:
                 raise BadPayload(f"it must have at most {PAYLOAD_BYTES_MAX} bytes, not {len(payload)}")
-        except Exception as error:  # A serde of the user's may raise anything.
-            # The effect has happened and its result cannot be kept: running it again would not help.
+        except Exception as error:  # A user's serde may raise anything.
+            # The effect has happened and its result cannot be stored: running it again would not help.
             attempt.fail(BadPayload(f"the result of step {self.name!r}: {error}"), pause=True)
             attempt.check_here()
             raise
@@ -424,7 +428,7 @@ class RunOperation(Operation[T]):
         return Success(payload)
 
     async def _backoff(self) -> None:
-        """Wait until the node says to run again, or settles the step."""
+        """Wait until the node requests another run, or settles the step."""
         attempt = self.attempt
         if self.retrying:
             return
@@ -462,7 +466,7 @@ class RunOperation(Operation[T]):
             self.attempt.waits.discard(wait)
 
     def _abandon_run(self) -> None:
-        """A plain cancellation hit the step. Journal that, so that replay does not run it."""
+        """A plain cancellation reached the step. Journal that, so that replay does not run it."""
         attempt = self.attempt
         if self.index < 0:
             self.index = attempt.length

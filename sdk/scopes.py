@@ -1,10 +1,10 @@
-"""Which task of an attempt is running: the scopes that make step keys independent of timing.
+"""Identifies the running task of an attempt: scopes make step keys independent of timing.
 
 A scope is one task of a handler. Its children are numbered when they are created, by a task factory, so a step of the
-third child has the same key in every attempt, whichever branch happens to run first. The scope travels in a context
-variable, which every task, callback and thread inherits; the factory gives each new task one of its own.
+third child has the same key in every attempt, whichever branch happens to run first. The scope is stored in a context
+variable, which every task, callback and thread inherits; the factory gives each new task a scope of its own.
 
-The factory wraps whatever factory the loop had, and leaves tasks outside of handlers alone.
+The factory wraps the loop's previous factory, and leaves tasks outside of handlers alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PATH_BYTES_MAX: Final = 200  # A longer path of nested tasks is hashed, so that 
 
 
 class Owner(Protocol):
-    """The attempt, as far as a scope knows it: it wants to hear of its tasks."""
+    """The attempt, as far as a scope knows it: it is informed of its tasks."""
 
     seed: int
     ended: bool
@@ -76,9 +76,9 @@ class Scope:
 #: The scope of the code that runs now; None outside of handlers and inside the function of a step.
 current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("holdfast_scope", default=None)
 
-# A task that was given a context of its own shares that context with others, so its scope is kept beside it.
+# A task with an explicit context shares that context with others, so its scope is stored here.
 _by_task: weakref.WeakKeyDictionary[asyncio.Task[Any], Scope] = weakref.WeakKeyDictionary()
-_any_by_task = False  # Whether there ever was one: most programs have none, and every operation asks.
+_any_by_task = False  # Whether there ever was one: most programs have none, and every operation checks.
 
 
 def current_scope() -> Scope | None:
@@ -91,13 +91,13 @@ def current_scope() -> Scope | None:
 
 
 def shares_context() -> bool:
-    """Whether the running task was given a context that others may run in too: its variables are not its own."""
+    """Whether the running task has a context that other tasks may share: its variables are not its own."""
     task = _current_task() if _any_by_task else None
     return task is not None and task in _by_task
 
 
 def _current_task() -> asyncio.Task[Any] | None:
-    """None also where no loop runs: in a thread, or when a loop that is about to close makes its last tasks."""
+    """None also without a running loop: in a thread, or when a closing loop creates its last tasks."""
     try:
         return asyncio.current_task()
     except RuntimeError:
@@ -113,10 +113,10 @@ def _remember(task: asyncio.Task[Any], scope: Scope) -> None:
 class Contained(Coroutine[Any, Any, Any]):
     """A coroutine of a handler's task, in which SystemExit is an error like any other.
 
-    A task passes it to the loop, which ends, and the server and all other attempts with it.
+    A task would pass it to the loop, which would end, and with it the server and all other attempts.
     """
 
-    __slots__ = ("_iterator",)  # By this name `waits` looks through it.
+    __slots__ = ("_iterator",)  # `waits` looks through it by this name.
 
     def __init__(self, inner: Coroutine[Any, Any, Any]) -> None:
         self._iterator = inner
@@ -148,9 +148,9 @@ class Contained(Coroutine[Any, Any, Any]):
 
 
 def _starts_in_any_order() -> bool:
-    """Whether asyncio.as_completed is about to start a coroutine: it makes a set of what it is given."""
+    """Whether asyncio.as_completed is about to start a coroutine, from a set in arbitrary order."""
     frame = sys._getframe(2)
-    for _ in range(6):  # create_task, ensure_future, perhaps a comprehension and a class of its own
+    for _ in range(6):  # create_task, ensure_future, possibly a comprehension and a class of its own
         if frame is None or not frame.f_globals.get("__name__", "").startswith(("asyncio.", "uvloop")):
             return False
         if "as_completed" in frame.f_code.co_name or "AsCompleted" in frame.f_code.co_qualname:
@@ -160,7 +160,7 @@ def _starts_in_any_order() -> bool:
 
 
 class _Factory:
-    """A task factory that gives children of a scoped task a scope. One per loop, around the factory that was there."""
+    """A task factory that gives children of a scoped task a scope. One per loop, around the loop's previous factory."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -200,7 +200,7 @@ class _Factory:
 
 
 def install_factory(loop: asyncio.AbstractEventLoop) -> None:
-    """Make `loop` number the tasks of handlers. Again and again is fine, also after a user set a factory of his own."""
+    """Make `loop` number the tasks of handlers. May be repeated, also after a user set another factory."""
     factory = loop.get_task_factory()
     if not isinstance(factory, _Factory):
         loop.set_task_factory(_Factory(factory))  # type: ignore[arg-type]

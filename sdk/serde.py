@@ -1,8 +1,8 @@
-"""Payloads: how values become bytes and bytes become values, by the type hints of the code.
+"""Payloads: conversion between values and bytes, by the type hints of the code.
 
-JSON unless the hint says `bytes` or a `Serde` was given. Converters are built once per hint: they check what they read
-and say where it does not fit, because the other side may be any program. pydantic models are recognised by what they can
-do, so pydantic is never imported here.
+JSON unless the hint is `bytes` or a `Serde` is given. Converters are built once per hint. They check their input and
+name the place of a mismatch, because the other side may be any program. pydantic models are recognised by their
+methods, so pydantic is never imported here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.sdk.errors import BadPayload
 
 T = TypeVar("T")
 
-Convert = Callable[[Any], Any]  # From what json.loads gives to the value; raises _Misfit.
+Convert = Callable[[Any], Any]  # From the result of json.loads to the value; raises _Misfit.
 
 JSON_TYPE: Final = "application/json"
 BYTES_TYPE: Final = "application/octet-stream"
@@ -71,7 +71,7 @@ class BytesSerde:
 
 
 class NothingSerde:
-    """For `None`: no bytes at all. What arrives for it is ignored."""
+    """For `None`: no bytes at all. Received bytes are ignored."""
 
     content_type = JSON_TYPE
 
@@ -118,7 +118,7 @@ class JsonSerde(Generic[T]):
             raise BadPayload(misfit.text()) from None
 
     def schema(self) -> dict[str, Any] | None:
-        """The JSON schema of the hint; None: anything goes."""
+        """The JSON schema of the hint; None: any value."""
         if not self._schema:
             return None
         return {**self._schema, "$defs": self._definitions} if self._definitions else dict(self._schema)
@@ -128,7 +128,7 @@ class JsonSerde(Generic[T]):
 
 
 def _default(value: Any) -> Any:
-    """What json does not know by itself. Subclasses of str and int were written before we are asked."""
+    """Converts values that json does not support. json writes subclasses of str and int without calling this."""
     dump = getattr(value, "model_dump", None)
     if dump is not None and not isinstance(value, type):
         return _order_sets(dump(mode="json", by_alias=True), dump(by_alias=True))
@@ -157,14 +157,15 @@ def _default(value: Any) -> Any:
 
 
 def _place(value: Any) -> str:
-    """Where a value stands among others of its set, the same in every process: `repr` of sets in it would not be."""
+    """A sort key for the items of a set, the same in every process: `repr` of nested sets would not be."""
     return repr(value) if value is None or isinstance(value, _PLAIN) else _encode(value)
 
 
 def _order_sets(dumped: Any, value: Any) -> Any:
-    """What a pydantic model became, with its sets in order: pydantic writes them as they iterate, which differs by process.
+    """The converted pydantic model, with its sets in order: pydantic writes them in iteration order, which differs by
+    process.
 
-    `value` is the same model as Python objects. Where a serializer of the user's gives it another shape, it is left alone.
+    `value` is the same model as Python objects. Where a user's serializer gives it another shape, it is left alone.
     """
     if isinstance(value, set | frozenset) and isinstance(dumped, list):
         return sorted(dumped, key=_place)
@@ -194,7 +195,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",",
 
 
 class _Misfit(Exception):
-    """A value does not fit its hint; `path` is filled on the way out."""
+    """A value does not fit its hint; the callers add to `path`."""
 
     def __init__(self, message: str) -> None:
         self.message = message
@@ -210,7 +211,7 @@ class _Misfit(Exception):
 
 
 class _Built(NamedTuple):
-    convert: Convert | None  # None: as it is
+    convert: Convert | None  # None: unchanged
     schema: dict[str, Any]
 
 
@@ -258,7 +259,7 @@ def _timedelta(value: Any) -> datetime.timedelta:
     try:
         return datetime.timedelta(seconds=_float(value))
     except OverflowError:
-        raise _Misfit("a duration in seconds expected, the number is too large") from None
+        raise _Misfit("a duration in seconds expected, but the number is too large") from None
 
 
 _SCALARS: Final[dict[Any, _Built]] = {
@@ -298,7 +299,7 @@ _MAPPINGS: Final = (dict, collections.abc.Mapping, collections.abc.MutableMappin
 
 
 class _Builder:
-    """Builds converter and schema of a hint; named types go to `definitions`, so that they may contain themselves."""
+    """Builds the converter and schema of a hint; named types go to `definitions`, so that they may be recursive."""
 
     def __init__(self, definitions: dict[str, Any]) -> None:
         self.definitions = definitions
@@ -327,7 +328,7 @@ class _Builder:
             return self.build(hint.__supertype__)
         if isinstance(kind, type):
             return self._class(kind)
-        return _SCALARS[Any]  # A type variable or an unresolved forward reference: any value will do.
+        return _SCALARS[Any]  # A type variable or an unresolved forward reference: any value is valid.
 
     def _union(self, arguments: tuple[Any, ...]) -> _Built:
         built = [self.build(argument) for argument in arguments]

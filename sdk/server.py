@@ -10,11 +10,24 @@ import signal
 import time
 from collections.abc import Iterable
 from typing import Final
+from urllib.parse import quote
 
 from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp.typedefs import Handler
 
 from holdfast.sdk.definition import AnyService
-from holdfast.sdk.endpoint import MEDIA_TYPE, Endpoint, Stream, Superseded, body_version, stream_version
+from holdfast.sdk.endpoint import (
+    MEDIA_TYPE,
+    ORIGIN_HEADER,
+    PAGE_REFUSED,
+    SITE_HEADER,
+    Endpoint,
+    Stream,
+    Superseded,
+    body_version,
+    is_from_page,
+    stream_version,
+)
 from holdfast.sdk.frames import (
     BATCH_BYTES_MAX,
     HEARTBEAT_HEADER,
@@ -23,8 +36,10 @@ from holdfast.sdk.frames import (
     VERSION,
     VERSION_HEADER,
 )
+from holdfast.sdk.identity import SignatureRefused, load_identity, warn_if_open
 from holdfast.sdk.journal import ProtocolError
 from holdfast.sdk.loop import new_event_loop
+from holdfast.sdk.signatures import SIGNATURE_HEADER, SIGNED_HEADER
 from holdfast.sdk.watchdog import LATE_S, Lifeline
 
 logger = logging.getLogger("holdfast.sdk")
@@ -36,7 +51,7 @@ _ENDPOINT: Final = web.AppKey("holdfast_endpoint", Endpoint)
 
 def application(endpoint: Endpoint) -> web.Application:
     """The routes of an endpoint as an aiohttp application, to run or to mount as a sub-application."""
-    app = web.Application(client_max_size=BATCH_BYTES_MAX)
+    app = web.Application(client_max_size=BATCH_BYTES_MAX, middlewares=[_refuse_pages])
     app[_ENDPOINT] = endpoint
     app.router.add_get("/discover", _discover)
     app.router.add_get("/stream", _stream)
@@ -44,18 +59,44 @@ def application(endpoint: Endpoint) -> web.Application:
     return app
 
 
+def _check(request: web.Request, path: str) -> str | None:
+    """That a node of the cluster sent it; before anything else of it is read. Raises SignatureRefused."""
+    identity = request.app[_ENDPOINT].identity
+    if identity is None:
+        return None
+    headers = request.headers
+    return identity.check(request.method, path, headers.get(SIGNED_HEADER), headers.get(SIGNATURE_HEADER))
+
+
+@web.middleware
+async def _refuse_pages(request: web.Request, handler: Handler) -> web.StreamResponse:
+    if is_from_page(request.headers.get(ORIGIN_HEADER), request.headers.get(SITE_HEADER)):
+        return _refuse(403, PAGE_REFUSED)
+    return await handler(request)
+
+
 async def _discover(request: web.Request) -> web.Response:
+    try:
+        _check(request, "/discover")
+    except SignatureRefused as refused:
+        return _refuse(refused.status, str(refused), refused.headers)
     return web.json_response(request.app[_ENDPOINT].manifest)
 
 
 async def _invoke(request: web.Request) -> web.Response:
     endpoint = request.app[_ENDPOINT]
-    if endpoint.stopping:
-        return _refuse(503, "the endpoint is shutting down", {"Retry-After": "1"})
+    service, handler = request.match_info["service"], request.match_info["handler"]
     try:
+        digest = _check(request, f"/invoke/{quote(service, safe='')}/{quote(handler, safe='')}")
+        if endpoint.stopping:
+            return _refuse(503, "the endpoint is shutting down", {"Retry-After": "1"})
         version = body_version(request.headers.get(VERSION_HEADER))
         body = await request.read()
-        answer = await endpoint.invoke(request.match_info["service"], request.match_info["handler"], body, version)
+        if digest is not None and endpoint.identity is not None:
+            await endpoint.identity.check_body(digest, body)
+        answer = await endpoint.invoke(service, handler, body, version)
+    except SignatureRefused as refused:
+        return _refuse(refused.status, str(refused), refused.headers)
     except ProtocolError as error:
         return _refuse(400, str(error))
     except Superseded:
@@ -75,10 +116,13 @@ def _refuse(status: int, message: str, headers: dict[str, str] | None = None) ->
 
 async def _stream(request: web.Request) -> web.StreamResponse:
     endpoint = request.app[_ENDPOINT]
-    if endpoint.stopping:
-        return _refuse(503, "the endpoint is shutting down", {"Retry-After": "1"})
     try:
+        _check(request, "/stream")
+        if endpoint.stopping:
+            return _refuse(503, "the endpoint is shutting down", {"Retry-After": "1"})
         version = stream_version(request.headers.get(VERSION_HEADER), request.headers.get(HIGHEST_HEADER))
+    except SignatureRefused as refused:
+        return _refuse(refused.status, str(refused), refused.headers)
     except ProtocolError as error:
         return _refuse(400, str(error))
     socket = web.WebSocketResponse(max_msg_size=BATCH_BYTES_MAX, autoping=False, compress=False)
@@ -128,7 +172,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
 
 
 class _Node:
-    """Watches whether the node at the other end lives. Time in which our own loop did not run does not count."""
+    """Monitors whether the node at the other end is alive. Time in which our own loop did not run does not count."""
 
     def __init__(self, socket: web.WebSocketResponse) -> None:
         self._socket = socket
@@ -158,12 +202,12 @@ async def _write(stream: Stream, socket: web.WebSocketResponse) -> None:
         await stream.run()
     except (ConnectionError, RuntimeError) as error:  # RuntimeError: the socket was closed in between.
         logger.info("writing to a stream failed: %s", error)
-    # A stream whose attempts are gone must not look alive to its node.
+    # A stream whose attempts have ended must not look alive to its node.
     await socket.close(code=WSCloseCode.GOING_AWAY)
 
 
 class Server:
-    """A running endpoint. `serve` makes one and waits; this is for programs that do other things too::
+    """A running endpoint. `serve` creates one and waits; use this class in programs that do other things too::
 
     server = Server([trips])
     await server.start(port=9080)
@@ -171,14 +215,28 @@ class Server:
     await server.stop()
     """
 
-    def __init__(self, services: Iterable[AnyService] | Endpoint, *, suspend_after: float = 1.0) -> None:
-        self.endpoint = services if isinstance(services, Endpoint) else Endpoint(services, suspend_after=suspend_after)
+    def __init__(
+        self,
+        services: Iterable[AnyService] | Endpoint,
+        *,
+        suspend_after: float = 1.0,
+        identity_keys: Iterable[str] | None = None,
+        identity_audience: Iterable[str] | None = None,
+    ) -> None:
+        if isinstance(services, Endpoint):
+            if identity_keys is not None or identity_audience is not None:
+                raise ValueError("an Endpoint has its own identity: give identity_keys to it")
+            self.endpoint = services
+        else:
+            identity = load_identity(identity_keys, identity_audience)
+            self.endpoint = Endpoint(services, suspend_after=suspend_after, identity=identity)
         self.host = ""
         self.port = 0
         self._runner: web.AppRunner | None = None
 
     async def start(self, *, host: str = "127.0.0.1", port: int = 9080) -> None:
-        """Listen. Port 0 takes a free one; `port` says which afterwards."""
+        """Listen. Port 0 means any free port; `port` has its number afterwards."""
+        warn_if_open(host, self.endpoint.identity)
         runner = web.AppRunner(application(self.endpoint), access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         site = web.TCPSite(runner, host, port)
@@ -192,12 +250,12 @@ class Server:
 
     @property
     def uri(self) -> str:
-        """Where a node finds it: what to register as a deployment."""
+        """The address at which a node reaches it: register this as a deployment."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
     async def stop(self, grace: float = 10.0) -> None:
-        """Finish or hand back what runs, for at most `grace` seconds, and stop listening."""
+        """Finish or hand back running attempts, for at most `grace` seconds, and stop listening."""
         await self.endpoint.stop(grace)
         if self._runner is not None:
             await self._runner.cleanup()
@@ -212,9 +270,13 @@ async def serve_async(
     suspend_after: float = 1.0,
     grace: float = 10.0,
     stop: asyncio.Event | None = None,
+    identity_keys: Iterable[str] | None = None,
+    identity_audience: Iterable[str] | None = None,
 ) -> None:
-    """Serve until SIGTERM, SIGINT or `stop`; then finish or hand back what runs."""
-    server = Server(services, suspend_after=suspend_after)
+    """Serve until SIGTERM, SIGINT or `stop`; then finish or hand back running attempts."""
+    server = Server(
+        services, suspend_after=suspend_after, identity_keys=identity_keys, identity_audience=identity_audience
+    )
     await server.start(host=host, port=port)
     logger.info("serving %s at %s", ", ".join(server.endpoint.services), server.uri)
     stop = stop or asyncio.Event()
@@ -239,6 +301,8 @@ def serve(
     port: int = 9080,
     suspend_after: float = 1.0,
     grace: float = 10.0,
+    identity_keys: Iterable[str] | None = None,
+    identity_audience: Iterable[str] | None = None,
 ) -> None:
     """Run the services of this process until SIGTERM or Ctrl-C::
 
@@ -247,7 +311,19 @@ def serve(
 
     An attempt that only waits for `suspend_after` seconds is dropped from memory and started again by its node when
     there is something to do. On SIGTERM running attempts have `grace` seconds to finish; the rest is handed back.
+
+    `identity_keys` are the public keys of the cluster (`holdfast identity show`): requests that it did not sign are refused.
+    Default: those in HOLDFAST_IDENTITY_KEYS, separated by commas. `identity_audience` are the URIs at which the endpoint is
+    registered (HOLDFAST_IDENTITY_AUDIENCE): requests that were signed for another endpoint of the cluster are refused, too.
     """
-    runner = asyncio.Runner(loop_factory=new_event_loop)
-    with runner:
-        runner.run(serve_async(services, host=host, port=port, suspend_after=suspend_after, grace=grace))
+    serving = serve_async(
+        services,
+        host=host,
+        port=port,
+        suspend_after=suspend_after,
+        grace=grace,
+        identity_keys=identity_keys,
+        identity_audience=identity_audience,
+    )
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(serving)

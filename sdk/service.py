@@ -1,4 +1,4 @@
-"""What a user defines: services, virtual objects and workflows, with their handlers."""
+"""The definitions of a user: services, virtual objects and workflows, with their handlers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ O_co = TypeVar("O_co", covariant=True)
 
 
 class _WithDefault(Protocol[C_contra, I_contra, O_co]):
-    """A function whose input has a default: it is called with an input or without."""
+    """A function whose input has a default: it is called with or without an input."""
 
     def __call__(self, ctx: C_contra, value: I_contra = ..., /) -> Coroutine[Any, Any, O_co]: ...
 
 
 class _Decorator(Generic[C]):
-    """`@service.handler(...)` with options: typed by the context its handlers take."""
+    """`@service.handler(...)` with options, typed by the context that its handlers take."""
 
     def __init__(self, add: Callable[[Any], Any]) -> None:
         self._add = add
@@ -148,7 +148,8 @@ class VirtualObject(AnyService):
         output: Serde[Any] | None = None,
     ) -> _ObjectDecorator: ...
     def handler(self, *function: Any, shared: bool = False, **options: Any) -> Any:
-        """Make an async function a handler; `shared=True`: it runs beside others of its key and only reads state."""
+        """Make an async function a handler. With `shared=True`, it runs beside other handlers of its key and only reads
+        state."""
         decorator = _ObjectDecorator(_adder(self, KeyedHandler, "shared" if shared else "exclusive", options))
         return decorator(*function) if function else decorator
 
@@ -190,7 +191,7 @@ class Workflow(AnyService):
         output: Serde[Any] | None = None,
     ) -> _WorkflowDecorator: ...
     def main(self, *function: Any, **options: Any) -> Any:
-        """The handler that is the workflow: it runs once per key. There is exactly one."""
+        """The main handler of the workflow: it runs once per key. There is exactly one."""
 
         def add(function: Any) -> Any:
             for handler in self.handlers.values():

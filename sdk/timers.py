@@ -1,11 +1,13 @@
-"""Plain timers of a handler: asyncio.sleep, asyncio.timeout, wait_for, wait(timeout=), and whatever else uses the loop's.
+"""Plain timers of a handler: asyncio.sleep, asyncio.timeout, wait_for, wait(timeout=), and other users of the loop's
+timers.
 
 A timer decides: code that waits for a step "for at most a second" takes another path when the second is over. A later
-attempt must take the same path, so the firing of a timer is a step of the journal, and reaches the code in log order like any
-outcome. A timer that is cancelled before it fires leaves nothing behind, so a timeout that is not hit costs nothing.
+attempt must take the same path, so the firing of a timer is a step of the journal, and reaches the code in log order
+like any outcome. A timer that is cancelled before it fires is not journaled, so a timeout that does not expire costs
+nothing.
 
-The hooks below replace methods of the event loop. They act only on calls from a task of an attempt, under its scope: servers,
-clients, and functions of steps get the loop's own timers (ADR 9).
+The hooks below replace methods of the event loop. They act only on calls from a task of an attempt, under its scope:
+servers, clients, and functions of steps use the loop's own timers (ADR 9).
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from holdfast.sdk import scopes
 
 logger = logging.getLogger("holdfast.sdk")
 
-#: The name of the steps that say that a timer fired.
+#: The name of the steps that record that a timer fired.
 NAME: Final = "plain timer"
 #: A plain timer is held in memory and starts over after a crash: a longer one is usually a mistake.
 LONG_S: Final = 60.0
-#: A timer this far away is not meant to fire.
+#: A timer this far in the future is not meant to fire.
 FOREVER_S: Final = 100 * 366 * 24 * 3600.0
 
 
@@ -41,7 +43,7 @@ class Owner(Protocol):
 
 
 class PlainTimer(asyncio.TimerHandle):
-    """What `call_later` returns in a handler. The attempt arms it, and fires it when its step has its turn."""
+    """The result of `call_later` in a handler. The attempt arms it, and fires it when it is the turn of its step."""
 
     __slots__ = ("armed", "forget")
 
@@ -62,7 +64,7 @@ class PlainTimer(asyncio.TimerHandle):
         asyncio.Handle.cancel(self)
 
     def disarm(self) -> None:
-        """Stop it, whether it fired, was cancelled or its attempt ended."""
+        """Stop it: it fired, it was cancelled, or its attempt ended."""
         armed, self.armed = self.armed, None
         if armed is not None:
             armed.cancel()
@@ -76,12 +78,12 @@ class PlainTimer(asyncio.TimerHandle):
             self._run()
 
     def futures(self) -> list[asyncio.Future[Any]]:
-        """What it completes, as asyncio.sleep and asyncio.wait use it."""
+        """The futures that it completes, as asyncio.sleep and asyncio.wait use it."""
         return [each for each in self._args or () if isinstance(each, asyncio.Future)]
 
 
 def place(skipped: tuple[str, ...] = ("asyncio", "anyio", "holdfast", "contextlib")) -> str:
-    """File and line of the code that runs, without the frames of libraries in between."""
+    """File and line of the running code, without the frames of libraries."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in skipped:
         frame = frame.f_back
@@ -93,14 +95,14 @@ WARNED_MAX: Final = 1000
 
 
 def warn_once(text: str, *args: object, at: str) -> None:
-    """A warning of the code at one place, the first time."""
+    """Log a warning about code at one place, the first time only."""
     if at not in _warned and len(_warned) < WARNED_MAX:
         _warned.add(at)
         logger.warning(text, *args)
 
 
 def _owner() -> Any:
-    """The attempt whose task is running, if it is the code of the handler that runs and not the function of a step."""
+    """The attempt of the running task, if this is handler code and not the function of a step."""
     scope = scopes.current_scope()
     if scope is None or scope.owner.ended:
         return None
@@ -111,14 +113,14 @@ def _owner() -> Any:
     return scope.owner if task in scope.owner.tasks else None
 
 
-#: Methods of a loop that reach out of the process.
+#: Methods of a loop that communicate outside the process.
 _OUTSIDE: Final = (
     "create_connection", "create_unix_connection", "create_datagram_endpoint", "subprocess_exec", "subprocess_shell",
 )  # fmt: skip
 
 
 class _Hooks:
-    """The methods of one loop that handlers use another way."""
+    """The methods of one loop that behave differently in handlers."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -127,7 +129,7 @@ class _Hooks:
         self._call_at = loop.call_at
 
     def time(self) -> float:
-        """A timer that fired in an earlier attempt fires at once: then its time has come, whatever the clock says."""
+        """A timer that fired in an earlier attempt fires at once, so its time has come, whatever the clock says."""
         scope = scopes.current_scope()
         return self._time() if scope is None else max(self._time(), scope.owner.time_floor)
 
@@ -163,7 +165,7 @@ class _Hooks:
             if owner is not None:
                 at = place()
                 warn_once(
-                    "%s: the handler opens a connection or a process at %s, outside a step: every attempt does it again and "
+                    "%s: the handler opens a connection or a process at %s, outside a step: every attempt repeats it and "
                     "may get another answer. Move it to a function and call that with ctx.run",
                     owner.name, at, at=at,
                 )  # fmt: skip
@@ -173,7 +175,7 @@ class _Hooks:
 
 
 def install(loop: asyncio.AbstractEventLoop) -> None:
-    """Make the timers of handlers on this loop steps of their journals. Again and again is fine."""
+    """Make the timers of handlers on this loop steps of their journals. May be repeated."""
     if isinstance(getattr(loop.call_later, "__self__", None), _Hooks):
         return
     hooks = _Hooks(loop)

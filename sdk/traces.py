@@ -12,13 +12,13 @@ from typing import Final
 FRAMES_MAX: Final = 8
 FRAME_CHARACTERS_MAX: Final = 200
 
-#: Machinery between the user's frames: it says nothing about the failure.
+#: Infrastructure between the user's frames, which is irrelevant to the failure.
 _MACHINERY: Final = ("holdfast.sdk", "asyncio", "concurrent.futures", "threading", "contextvars")
 
 
 def frames(error: BaseException) -> list[str]:
     """The last frames of its traceback, the innermost last: "orders.py:41 in charge"."""
-    while isinstance(error, BaseExceptionGroup):  # A task group wraps what its tasks raise.
+    while isinstance(error, BaseExceptionGroup):  # A task group wraps the errors of its tasks.
         error = error.exceptions[0]
     found = [(frame.f_code, line, frame.f_globals.get("__name__", "")) for frame, line in walk_tb(error.__traceback__)]
     own = [(code, line) for code, line, module in found if not _is_machinery(module)]
@@ -27,7 +27,7 @@ def frames(error: BaseException) -> list[str]:
 
 
 def for_log(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
-    """The exception as `exc_info`, its traceback from the first frame of the user's code on."""
+    """The exception as `exc_info`, with its traceback from the first frame of the user's code on."""
     trace = error.__traceback__
     while trace is not None and _is_machinery(trace.tb_frame.f_globals.get("__name__", "")):
         trace = trace.tb_next
@@ -44,7 +44,7 @@ def _frame(code: CodeType, line: int) -> str:
 
 
 def short_path(path: str) -> str:
-    """Relative to where the process runs or to where the module was found: no absolute path of the machine."""
+    """Relative to the working directory or to the root of the module: no absolute path of the machine."""
     for root in _roots():
         if path.startswith(root):
             return path[len(root) :]

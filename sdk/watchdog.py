@@ -1,11 +1,13 @@
-"""A thread that watches the event loop: it names the code that blocks the loop, and tells nodes that the process lives.
+"""A thread that watches the event loop: it names the code that blocks the loop, and keeps the process's connections
+alive.
 
-A handler that calls `time.sleep(50)` stops everything else in its process, also the answers to the nodes' heartbeats. From
-outside that looks like a process that hangs for good, and its attempts would be started again and again. So while the loop does
-not run, this thread gives the sign of life. It writes it to the socket itself, past the loop: an unsolicited pong of WebSocket,
-two bytes that no receiver needs to answer (RFC 6455, 5.5.3). They must not come in the middle of another frame: the loop writes
-under the same lock, and the thread leaves it be while anything of the loop's is on its way. That is not possible with TLS, and
-not where the socket is out of reach, as in ASGI servers: such a stream has no lifeline, and its node is more patient.
+A handler that calls `time.sleep(50)` stops everything else in its process, including the answers to the nodes'
+heartbeats. To a node, the process would look hung, and its attempts would be started again and again. So while the loop
+does not run, this thread sends the heartbeat. It bypasses the loop and writes an unsolicited WebSocket pong to the
+socket, which no receiver needs to answer (RFC 6455, 5.5.3), and which says what blocks the loop. It must not end up
+inside another frame, so the loop writes under the same lock, and the thread sends nothing while output of the loop is
+pending. That is impossible with TLS, and where the socket is not accessible, as in some ASGI servers: such a stream has
+no lifeline, and its node is more patient.
 """
 
 from __future__ import annotations
@@ -22,13 +24,16 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
+from holdfast.sdk.pongs import Blocking, pack_blocking
+
 logger = logging.getLogger("holdfast.sdk")
 
-BEAT_S: Final = 0.5  # Between two signs of the loop to the thread.
-LATE_S: Final = 1.0  # Without one for this long, the loop is blocked.
-#: After this long it is blocked for good, like a process that hangs: nodes are left to find that out.
+BEAT_S: Final = 0.5  # Interval at which the loop reports to the thread.
+LATE_S: Final = 1.0  # Without a report for this long, the loop is blocked.
+#: After this long it counts as hung: the thread stops answering, and nodes will detect that.
 HOPELESS_S: Final = 300.0
-_PONG: Final = b"\x8a\x00"
+_PONG: Final = 0x8A  # FIN, and the opcode. A server's frames are not masked.
+_FULL_S: Final = 0.01  # Between two tries to write the rest of a frame.
 _NOT_THEIRS: Final = tuple(
     os.path.realpath(place) + os.sep
     for place in (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), os.path.dirname(__file__))
@@ -36,12 +41,12 @@ _NOT_THEIRS: Final = tuple(
 
 
 class Lifeline:
-    """One connection on which the thread may say that the process lives. Its owner writes under `lock`."""
+    """One connection on which the thread may signal that the process is alive. Its owner writes under `lock`."""
 
     def __init__(self, transport: asyncio.Transport, descriptor: int) -> None:
         self.lock = threading.Lock()
         self._transport = transport
-        # Our own: a number that the loop closes may belong to another connection a moment later.
+        # A descriptor of our own: a number that the loop closes may soon belong to another connection.
         self._descriptor: int | None = os.dup(descriptor)
 
     @classmethod
@@ -52,18 +57,20 @@ class Lifeline:
         socket = transport.get_extra_info("socket")
         return cls(transport, socket.fileno()) if socket is not None and socket.fileno() >= 0 else None
 
-    def sign(self) -> None:
-        """Called by the thread."""
+    def sign(self, said: bytes) -> None:
+        """Send a pong with these bytes. Called by the thread."""
+        frame = bytes((_PONG, len(said))) + said
         if not self.lock.acquire(blocking=False):
-            return  # The loop is about to write, or waits until it can.
+            return  # The loop is writing, or waits until it can.
         try:
             if self._descriptor is None or self._transport.is_closing() or self._transport.get_write_buffer_size():
                 return
-            with contextlib.suppress(OSError):  # Full, or gone: the loop will see.
-                written = os.write(self._descriptor, _PONG)
-                while written < len(_PONG):
+            with contextlib.suppress(OSError):  # The buffer is full or the connection is closed: the loop will notice.
+                written = os.write(self._descriptor, frame)
+                while written < len(frame):
+                    time.sleep(_FULL_S)
                     with contextlib.suppress(BlockingIOError):
-                        written += os.write(self._descriptor, _PONG[written:])
+                        written += os.write(self._descriptor, frame[written:])
         finally:
             self.lock.release()
 
@@ -82,11 +89,12 @@ class Watchdog:
         whose: Callable[[asyncio.Task[object] | None], str | None],
         was_blocked: Callable[[float, str, str], None],
     ) -> None:
-        """`was_blocked` is told, on the loop, for how many seconds it did not run, by which handler and where."""
-        self.blocked = 0  # How often the loop was.
+        """`was_blocked` is called on the loop, with the seconds for which it did not run, and with the handler and
+        place."""
+        self.blocked = 0  # How many times the loop was blocked.
         self._whose = whose
         self._was_blocked = was_blocked
-        self._found: tuple[str, str] | None = None  # By whom, and where: what the thread saw.
+        self._found: tuple[str, str] | None = None  # The handler and the place that the thread saw.
         self._lifelines: set[Lifeline] = set()
         self._users = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -96,10 +104,10 @@ class Watchdog:
         self._stop = threading.Event()
 
     def enter(self, lifeline: Lifeline | None) -> None:
-        """A stream begins. On the loop."""
+        """A stream begins. Called on the loop."""
         self._users += 1
         if lifeline is not None:
-            self._lifelines = self._lifelines | {lifeline}  # The thread goes through the one it has.
+            self._lifelines = self._lifelines | {lifeline}  # The thread iterates over the old set.
         if self._users == 1:
             self._loop = asyncio.get_running_loop()
             self._loop_thread = threading.get_ident()
@@ -129,7 +137,7 @@ class Watchdog:
     # -- in the thread
 
     def _watch(self, stop: threading.Event) -> None:
-        warned_at: float | None = None  # The beat after which the loop was found blocked.
+        warned_at: float | None = None  # When the loop was found blocked.
         while not stop.wait(BEAT_S):
             beat_at, now = self._beat_at, time.monotonic()
             if now - beat_at < BEAT_S + LATE_S:
@@ -141,21 +149,22 @@ class Watchdog:
                 warned_at = beat_at
                 self.blocked += 1
                 self._warn()
-            if now - beat_at < HOPELESS_S:
+            if now - beat_at < HOPELESS_S and self._lifelines:
+                said = pack_blocking(Blocking(round((now - beat_at) * 1000), *(self._found or ("", ""))))
                 for lifeline in self._lifelines:
-                    lifeline.sign()
+                    lifeline.sign(said)
 
     def _warn(self) -> None:
         frame = sys._current_frames().get(self._loop_thread)
         where = _place(frame) if frame is not None else "an unknown place"
         try:
             task = asyncio.current_task(self._loop)
-        except RuntimeError:  # Python 3.14 tells only the loop's own thread.
+        except RuntimeError:  # Python 3.14 allows this only on the loop's own thread.
             task = None
         handler = self._whose(task)
         self._found = handler or "", where
         logger.warning(
-            "%s blocks the event loop at %s: nothing else runs in this process meanwhile. Await instead, or move it to a plain "
+            "%s blocks the event loop at %s: nothing else runs in this process. Await instead, or move it to a plain "
             "function and pass that to ctx.run, which runs it in a thread",
             f"the handler `{handler}`" if handler else "something",
             where,
@@ -163,7 +172,8 @@ class Watchdog:
 
 
 def _place(frame: FrameType) -> str:
-    """file:line of the innermost frame that is neither Python's, nor a library's, nor ours; or else of the innermost of all."""
+    """file:line of the innermost frame outside Python, libraries and Holdfast; if there is none, of the innermost
+    frame."""
     each: FrameType | None = frame
     while each is not None:
         if not os.path.realpath(each.f_code.co_filename).startswith(_NOT_THEIRS):

@@ -1,11 +1,10 @@
 """A partition's state as a file: cut, verify, store, fetch, restore, and when the log may be trimmed.
 
-`cut` copies a working LMDB environment into a file whose header says what it is (`format`). `catalog` keeps such files in a
-store, a directory or S3 (`stores`); `transfer` brings one back from there or from a peer; `restore` puts it in the place
-of a state, atomically. `policy` decides when.
-docs/snapshots.md tells it whole.
+`cut` copies a live LMDB environment into a file with a self-describing header (`format`). `catalog` keeps such files in
+a store: a directory or S3 (`stores`). `transfer` fetches a file from a store or from a peer. `restore` atomically
+replaces a state with a snapshot. `policy` decides when to cut and to trim. docs/snapshots.md has the whole picture.
 
-Nothing here knows what the state means, who leads, or when it is time: `cluster` does, and calls.
+Nothing here knows what the state means, which node leads, or what time it is. `cluster` knows, and calls.
 """
 
 from holdfast import require_asserts

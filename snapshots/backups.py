@@ -1,13 +1,13 @@
-"""A backup in a store: one snapshot of every partition, what the meta group knew, and a manifest that makes them one.
+"""A backup in a store: one snapshot per partition, the meta group's state, and a manifest that ties them together.
 
-    backup-<when>-<six digits>/begun.json                            first: who began it, and when
+    backup-<when>-<six digits>/begun.json                            first: the node that began it, and when
     backup-<when>-<six digits>/partitions/<partition>/<snapshot>     one file of `format` each
     backup-<when>-<six digits>/meta.msgpack                          deployments and services
     backup-<when>-<six digits>/manifest.json                         last: names all others, with their sha256
 
-Without a manifest there is no backup: whatever was written before it was interrupted is only shown as such, and can be
-deleted. Names are new with every backup, so nothing here is ever overwritten, and no store needs more than to keep what it
-was given. docs/snapshots.md has the fields; docs/adr/0003 says why the parts fit together.
+A backup without a manifest is not a backup: it is listed as interrupted and can be deleted. Every backup uses new
+names, so nothing is ever overwritten, and a store only has to keep the objects it is given. docs/snapshots.md lists the
+fields; docs/adr/0003 explains why the parts fit together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -45,14 +44,14 @@ _ID: Final = re.compile(r"backup-\d{8}-\d{6}-[0-9a-f]{6}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
-def new_id() -> str:
-    """Sorts by time, in UTC."""
-    return f"{PREFIX}{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+def new_id(now_s: float, token: str) -> str:
+    """A new backup id. Ids sort by time, in UTC; `token` is 6 random hexadecimal digits."""
+    return f"{PREFIX}{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now_s))}-{token}"
 
 
 @dataclass(frozen=True)
 class Stored:
-    """An object of a backup. `object` is its name below the backup's own."""
+    """An object of a backup. `object` is its name relative to the backup."""
 
     object: str
     bytes: int
@@ -67,7 +66,7 @@ class Part(Stored):
     index: int
     term: int
     node: str
-    """Who cut it."""
+    """The node that cut it."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +74,15 @@ class Manifest:
     id: str
     cluster: str
     identity: str
-    """Of the cluster among all of its name, as its snapshots have it."""
+    """Distinguishes the cluster from others of the same name. Snapshots carry the same identity."""
     created_ms: int
     release: str
-    """That wrote it."""
+    """The release that wrote the backup."""
     schema: int
-    """Of the records in the states."""
+    """Schema version of the records in the states."""
     partitions: int
     parts: tuple[Part, ...]
-    """By partition."""
+    """In order of partition."""
     meta: Stored
 
     @property
@@ -92,13 +91,13 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Stands for every byte of the backup."""
+        """Covers every byte of the backup."""
         return str(_described(self)["sha256"])
 
 
 @dataclass(frozen=True)
 class Interrupted:
-    """Begun and never finished, or still being made."""
+    """A backup that was never finished, or is still in progress."""
 
     id: str
 
@@ -121,14 +120,14 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(raw: bytes, place: str, *, schema_max: int | None = None) -> Manifest:
-    """Any bytes give a manifest whose parts are all there, or an error that says what is wrong."""
+    """Decode any bytes to a complete manifest, or raise an error that says what is wrong."""
     try:
         found = json.loads(raw)
         if found["format"] > FORMAT:
             raise NewerVersion(place, "backup format", found=found["format"], understood=FORMAT)
         digest = found.pop("sha256")
         if digest != hashlib.sha256(_canonical(found)).hexdigest():
-            raise ValueError("its checksum differs")
+            raise ValueError("checksum mismatch")
         if schema_max is not None and found["schema"] > schema_max:
             raise NewerVersion(place, "state schema", found=found["schema"], understood=schema_max)
         known = {name: found[name] for name in Manifest.__dataclass_fields__}
@@ -136,27 +135,27 @@ def decode_manifest(raw: bytes, place: str, *, schema_max: int | None = None) ->
         known["parts"] = tuple(_stored(Part, part) for part in known["parts"])
         manifest = Manifest(**known)
         if [part.partition for part in manifest.parts] != list(range(manifest.partitions)) or not manifest.parts:
-            raise ValueError("not every partition is in it")
+            raise ValueError("partitions are missing")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Corrupted(place, f"the manifest is damaged ({error})") from None
     return manifest
 
 
 def _stored(kind: type[Any], found: dict[str, Any]) -> Any:
-    """A reader ignores what it does not know."""
+    """Build a `kind` from the known fields. Unknown fields are ignored."""
     made = kind(**{name: found[name] for name in kind.__dataclass_fields__})
     if not _DIGEST.fullmatch(made.sha256) or type(made.bytes) is not int:
-        raise ValueError(f"{made.object!r:.100} is not described as an object is")
+        raise ValueError(f"{made.object!r:.100} has an invalid size or sha256")
     if kind is Part and parse_name(made.object.rpartition("/")[2]) is None:
         raise ValueError(f"{made.object!r:.100} is not a snapshot")
     return made
 
 
-# What is in a store
+# Backups in a store
 
 
 def list_backups(store: Store, *, schema_max: int | None = None) -> list[Manifest | Interrupted | SnapshotError]:
-    """Newest first. One that cannot be read is there as what is wrong with it."""
+    """All backups, newest first. A backup that cannot be read is listed as its error."""
     named: dict[str, bool] = {}
     for found in store.list(PREFIX):
         id_, _, rest = found.name.partition("/")
@@ -179,31 +178,34 @@ def list_backups(store: Store, *, schema_max: int | None = None) -> list[Manifes
 
 
 def read_manifest(store: Store, id_: str, *, schema_max: int | None = None) -> Manifest:
-    """NotFound if there is no such backup, or if it was never finished."""
+    """Raises NotFound if there is no such backup, or if it was never finished."""
     if not _ID.fullmatch(id_):
         raise NotFound(store.url, f"backup {id_!r:.100}")
     name = f"{id_}/{MANIFEST}"
     raw = store.read(name, length=MANIFEST_BYTES_MAX)
     manifest = decode_manifest(raw, f"{store.url}: {name}", schema_max=schema_max)
     if manifest.id != id_:
-        raise Corrupted(f"{store.url}: {name}", f"it is the manifest of {manifest.id}")
+        raise Corrupted(f"{store.url}: {name}", f"it is the manifest of another backup, {manifest.id}")
     return manifest
 
 
 def find_backup(store: Store, id_: str | None, *, schema_max: int | None = None) -> Manifest:
-    """This one, or the newest that is whole."""
+    """The backup `id_`, or the newest complete one."""
     if id_ is not None:
         return read_manifest(store, id_, schema_max=schema_max)
     for found in list_backups(store, schema_max=schema_max):
         if isinstance(found, Manifest):
             return found
         if isinstance(found, SnapshotError):
-            raise found  # An older one would do, and nobody asked for an older one.
+            raise found  # Do not silently fall back to an older backup.
     raise NotFound(store.url, "backup")
 
 
 def delete_backup(store: Store, id_: str) -> int:
-    """The manifest first: what is left in the middle of it is not a backup. How many objects there were."""
+    """Delete a backup and return how many objects it had.
+
+    The manifest goes first, so an interrupted deletion leaves no valid backup.
+    """
     if not _ID.fullmatch(id_):
         raise NotFound(store.url, f"backup {id_!r:.100}")
     names = [found.name for found in store.list(f"{id_}/")]
@@ -216,7 +218,7 @@ def delete_backup(store: Store, id_: str) -> int:
 
 
 def read_meta(store: Store, manifest: Manifest) -> bytes:
-    """What the meta group knew."""
+    """The meta group's state in the backup."""
     name = f"{manifest.id}/{manifest.meta.object}"
     raw = store.read(name, length=manifest.meta.bytes + 1)
     check_stored(raw, manifest.meta, f"{store.url}: {name}")
@@ -225,7 +227,7 @@ def read_meta(store: Store, manifest: Manifest) -> bytes:
 
 def check_stored(raw: bytes, stored: Stored, place: str) -> None:
     if len(raw) != stored.bytes or hashlib.sha256(raw).hexdigest() != stored.sha256:
-        raise Corrupted(place, "its bytes are not those that the manifest names")
+        raise Corrupted(place, "its size or sha256 differs from the manifest")
 
 
 # Files
@@ -245,20 +247,23 @@ def digest_of(path: Path, work: Work) -> str:
 def fetch_part(
     store: Store, manifest: Manifest, part: Part, directory: Path, *, group: int, schema_max: int, work: Work
 ) -> Path:
-    """The snapshot of a partition, every byte as the manifest says, durable in `directory`. Goes on where it broke off."""
+    """Fetch a partition's snapshot into `directory`, durable and checked against the manifest.
+
+    An interrupted fetch resumes.
+    """
     name = f"{manifest.id}/{part.object}"
     path = directory / part.object.rpartition("/")[2]
     expected = Expected(group=group, schema_max=schema_max)
     if path.exists() and digest_of(path, work) != part.sha256:
-        remove_quietly(path)  # Of an earlier try; this disk did not keep it.
+        remove_quietly(path)  # A leftover of an earlier fetch, damaged since.
     if not path.exists():
         fetch_blocking(store, name, directory, expected=expected, work=work)
         if digest_of(path, Work()) != part.sha256:
             remove_quietly(path)
-            raise Corrupted(f"{store.url}: {name}", "its bytes are not those that the manifest names")
+            raise Corrupted(f"{store.url}: {name}", "its sha256 differs from the manifest")
     header = read_header(path, expected)
     if (header.meta.index, header.meta.term) != (part.index, part.term):
-        raise Corrupted(f"{store.url}: {name}", "it is not the snapshot that the manifest names")
+        raise Corrupted(f"{store.url}: {name}", "its index or term differs from the manifest")
     return path
 
 
@@ -271,9 +276,11 @@ def verify_backup(
     schema_max: int,
     work: Callable[[int], Work] = lambda _: Work(),
 ) -> None:
-    """Read everything to its end, open every state, and see whether the partitions fit together. Raises what is wrong.
+    """Read every object, open every state, and check that the partitions are consistent with each other.
 
-    Needs room for one partition, twice, in `scratch`. `work` is asked for each partition.
+    Raises if anything is wrong.
+
+    `scratch` needs space for twice the largest partition. `work` is called once per partition.
     """
     read_meta(store, manifest)
     marks: dict[int, Marks] = {}
@@ -286,11 +293,11 @@ def verify_backup(
             remove_quietly(file)
     why = why_not_together(marks)
     if why is not None:
-        raise Corrupted(f"{store.url}: {manifest.id}", f"its partitions do not fit together: {why}")
+        raise Corrupted(f"{store.url}: {manifest.id}", f"its partitions are inconsistent with each other: {why}")
 
 
 class _Reading:
-    """As the state machine wants to read."""
+    """Adapts an LMDB transaction to the state machine's read interface."""
 
     def __init__(self, txn: lmdb.Transaction[bytes]) -> None:
         self._txn = txn
@@ -313,7 +320,7 @@ def _marks_in(file: Path, directory: Path) -> Marks:
     def look(env: lmdb.Environment) -> None:
         with env.begin() as txn:
             if queries.meta(_Reading(txn)).stored:
-                raise Corrupted(file, "some of its large values are not in it")
+                raise Corrupted(file, "it lacks some large values, which are in the shared store")
             found.append(read_marks(_Reading(txn)))
 
     staged = stage_blocking(file, directory, prepare=look)

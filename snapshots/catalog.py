@@ -1,14 +1,15 @@
-"""The snapshots of one group in a store: publish, find the newest that is sound, remove the old.
+"""The snapshots of one group in a store: publish, find the newest valid one, remove old ones.
 
     <cluster>/<group>/<term>-<index>-<id>.snapshot          numbers with leading zeros, so names sort by age
 
-Why a deposed leader does no harm. What it cut is committed state, only older; committed terms never fall as indexes grow, so
-(term, index) orders snapshots by age whoever cut them. Its name has its own term and index, and an id of its own bytes,
-so it can't overwrite anything else, and it sorts behind whatever a later leader cut, so it can't hide that. When it removes
-old ones, it removes only what is older than `keep` sound ones that it sees itself.
+Why a deposed leader does no harm: its snapshots hold committed state, only older. Committed terms never decrease as
+indexes grow, so (term, index) orders snapshots by age regardless of which node cut them. A name contains term, index
+and an id derived from the content, so a deposed leader cannot overwrite another snapshot. Its snapshots sort as older
+than those of a later leader, so they cannot hide them. It removes only snapshots that are older than `keep` valid ones
+in its own listing.
 
-A listing may be stale. What this process published, or was told of, is looked for by name even if no listing shows
-it, and what a listing shows may be gone: then the next one is taken.
+A listing may be stale. Snapshots that this process published or was told about are looked up by name even if the
+listing lacks them. A listed snapshot may be gone; then the next one is used.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ _CLUSTER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 
 class Listed(NamedTuple):
-    """An object whose name is a snapshot's. Nothing of it has been read."""
+    """An object with a snapshot's name. Its content has not been read."""
 
     name: str
-    """In the store."""
+    """Name in the store."""
     term: int
     index: int  # type: ignore[assignment]
     size: int
-    """0 if it is known by name only."""
+    """0 if the snapshot is known by name only."""
 
 
 class Found(NamedTuple):
-    """A snapshot whose header is sound and whose size is right. Its data is checked when it is fetched."""
+    """A snapshot with a valid header and the right size. Its data is checked when it is fetched."""
 
     name: str
     header: Header
@@ -50,7 +51,7 @@ class Found(NamedTuple):
 class Catalog:
     def __init__(self, store: Store, *, cluster: str, group: int, schema_max: int | None = None) -> None:
         if not _CLUSTER.fullmatch(cluster):
-            raise ValueError(f"{cluster!r} cannot be a part of names: letters, digits, '.', '-' and '_'")
+            raise ValueError(f"{cluster!r} cannot be part of a name: use letters, digits, '.', '-' and '_'")
         self.store = store
         self.expected = Expected(cluster=cluster, group=group, schema_max=schema_max)
         self.prefix = f"{cluster}/{group:010d}/"
@@ -60,12 +61,12 @@ class Catalog:
         return self.prefix + file.name
 
     def tell(self, name: str) -> None:
-        """There is, or was, a snapshot of this name (from the log's offer, or from a peer)."""
+        """Remember a name from the log's offer or from a peer. The snapshot may be gone by now."""
         if name.startswith(self.prefix) and parse_name(name.removeprefix(self.prefix)) is not None:
             self._told.add(name)
 
     def publish(self, file: SnapshotFile, work: Work | None = None) -> str:
-        """Upload, then look whether it is there. When this returns, the snapshot is as durable as the store is."""
+        """Upload a snapshot and check that it is there. On return it is as durable as the store."""
         self.expected.check(file.header, file.path)
         name = self.name_in_store(file)
         self.store.put(file.path, name, work)
@@ -73,25 +74,25 @@ class Catalog:
             found = self.look(name)
         except (NotFound, Corrupted) as error:
             raise StoreFailed(
-                self.store.url, f"{name} is not what was written a moment ago ({error.__class__.__name__})"
+                self.store.url, f"{name} differs from what was just written ({error.__class__.__name__})"
             ) from error
-        assert found.header == file.header, "the same name is the same bytes"
+        assert found.header == file.header, "equal names mean equal bytes"
         self._told.add(name)
         return name
 
     def look(self, name: str) -> Found:
-        """Header and size of one snapshot, by its name; raises what is wrong with it."""
+        """Check header and size of one snapshot by name. Raises if either is wrong."""
         header = decode(self.store.read(name, length=BLOCK_BYTES), f"{self.store.url}: {name}")
         self.expected.check(header, name)
         size = self.store.stat(name).size
         if size != header.file_bytes:
-            raise Corrupted(name, f"the object is torn: it has {size} bytes instead of {header.file_bytes}")
+            raise Corrupted(name, f"the object is truncated or padded: {size} bytes instead of {header.file_bytes}")
         if self.name_in_store(header) != name:
-            raise Corrupted(name, f"the object is another snapshot, {header.name}")
+            raise Corrupted(name, f"the object holds another snapshot, {header.name}")
         return Found(name, header)
 
     def list(self) -> list[Listed]:
-        """Newest first."""
+        """All snapshots, newest first."""
         sizes = {found.name: found.size for found in self.store.list(self.prefix)}
         listed = []
         for name in {*sizes, *self._told}:
@@ -101,7 +102,7 @@ class Catalog:
         return sorted(listed, key=lambda found: (found.term, found.index, found.name), reverse=True)
 
     def sound(self, *, index_min: int = 0) -> Iterator[Found]:
-        """Newest first, without those that are gone, torn, or not for us; each of these is said once in the log."""
+        """Valid snapshots, newest first. Each damaged or mismatched one is skipped with a warning."""
         for listed in self.list():
             if listed.index < index_min:
                 continue
@@ -112,13 +113,13 @@ class Catalog:
             except SnapshotError as error:
                 if error.retryable:
                     raise
-                logger.warning("a snapshot is passed over: %s", error)
+                logger.warning("skipping a snapshot: %s", error)
 
     def newest(self, *, index_min: int = 0) -> Found | None:
         return next(self.sound(index_min=index_min), None)
 
     def prune(self, policy: Policy, *, pinned: Iterable[str] = ()) -> tuple[str, ...]:
-        """Remove what the policy no longer keeps; the names of what was removed."""
+        """Delete the snapshots that the policy no longer keeps, and return their names."""
         sound = {found.name for found in self.sound()}
         listed = [Kept(found.name, found.term, found.index, found.name in sound) for found in self.list()]
         names = names_to_delete(policy, listed, pinned=pinned)

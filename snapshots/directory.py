@@ -1,4 +1,4 @@
-"""A store in a directory: of this machine, or one that all nodes mount."""
+"""A store in a directory, either local or mounted by all nodes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.snapshots.errors import BucketMissing, Denied, NoSpace, NotFound, StoreFailed
-from holdfast.snapshots.files import OUT_OF_SPACE, SteadyWriter, make_directory, move_into_place, remove_quietly
+from holdfast.snapshots.files import (
+    OUT_OF_SPACE,
+    SteadyWriter,
+    make_directory,
+    move_into_place,
+    open_private,
+    remove_quietly,
+)
 from holdfast.snapshots.stores import Stat, check_name, check_prefix, probe
 from holdfast.snapshots.work import PIECE_BYTES, Work
 
-# Names of objects never begin with a dot, so a draft can't be taken for one.
+# Object names never begin with a dot, so a draft cannot be mistaken for an object.
 _DRAFT: Final = ".draft-"
 
 
 class DirectoryStore:
-    """Objects are files below the directory. The directory itself must be there: a missing mount is not a new store."""
+    """Objects are files below the directory. The directory must exist: a missing mount is not an empty store."""
 
     def __init__(self, directory: Path, *, create: bool = False) -> None:
         self.directory = Path(os.path.abspath(directory))
@@ -48,7 +55,7 @@ class DirectoryStore:
         make_directory(path.parent)
         draft = path.parent / f"{_DRAFT}{secrets.token_hex(8)}"
         try:
-            with draft.open("xb", buffering=0) as target:
+            with open(draft, "xb", buffering=0, opener=open_private) as target:
                 writer = SteadyWriter(target.fileno())
                 for piece in pieces:
                     writer.write(piece)
@@ -61,14 +68,14 @@ class DirectoryStore:
 
     def get(self, name: str, to: Path, work: Work | None = None) -> None:
         work = work or Work()
-        # The edge is around the store's file only: an error of `to` is the caller's disk, not ours.
+        # Only errors of the store's file are translated. An error while writing `to` comes from the caller's disk.
         with self._edge(name):
             source = self._path(name).open("rb")
-        with source, to.open("ab", buffering=0) as target:
+        with source, open(to, "ab", buffering=0, opener=open_private) as target:
             size = os.fstat(source.fileno()).st_size
             have = target.tell()
             if have > size:
-                target.truncate(0)  # Not a beginning of this object.
+                target.truncate(0)  # Not a prefix of this object.
                 have = 0
             source.seek(have)
             work.begin(size, have)
@@ -115,7 +122,7 @@ class DirectoryStore:
                     stat = entry.stat()
                     yield Stat(prefix + entry.name, stat.st_size, stat.st_mtime_ns // 1_000_000)
             except FileNotFoundError:
-                continue  # Deleted while we looked.
+                continue  # Deleted in the meantime.
 
     def delete(self, name: str) -> None:
         path = self._path(name)
@@ -132,7 +139,7 @@ class DirectoryStore:
 
     @contextmanager
     def _edge(self, name: str) -> Iterator[None]:
-        """The one boundary where errors of the operating system become ours."""
+        """The only place that translates errors of the operating system to ours."""
         try:
             yield
         except FileNotFoundError as error:
@@ -142,7 +149,7 @@ class DirectoryStore:
         except IsADirectoryError as error:
             raise NotFound(self.url, name) from error
         except PermissionError as error:
-            raise Denied(self.url, f"{name or 'the directory'} may not be used ({error.strerror})") from error
+            raise Denied(self.url, f"no permission to use {name or 'the directory'} ({error.strerror})") from error
         except OSError as error:
             if error.errno in OUT_OF_SPACE:
                 raise NoSpace(self.directory, f"the disk is full ({error.strerror})") from error

@@ -1,8 +1,7 @@
-"""What can go wrong with snapshots, by kind.
+"""Errors of snapshots, stores and transfers.
 
-Every error says what to do. `retryable` means that the same call may succeed later without anybody changing anything;
-the cluster works on in the meantime. Errors of boto3, LMDB and the operating system are translated into these once, at the
-edge where they appear.
+Every error says what to do. `retryable` means that the same call may succeed later without intervention; the cluster
+keeps working in the meantime. Errors of boto3, LMDB and the operating system are translated once, where they occur.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ from pathlib import Path
 
 
 class SnapshotError(Exception):
-    """The parent of all below."""
+    """Base class of the errors below."""
 
     retryable: bool = False
 
 
 class Cancelled(SnapshotError):
-    """Whoever started the work ended it. Nothing is left behind but a partial file that a later fetch goes on with."""
+    """The caller cancelled the work. At most a partial file remains, from which a later fetch resumes."""
 
     retryable = True
 
@@ -26,12 +25,12 @@ class Cancelled(SnapshotError):
 
 
 class NoSpace(SnapshotError):
-    """The disk is full. What was there before is untouched."""
+    """The disk is full. Existing files are untouched."""
 
     retryable = True
 
     def __init__(self, path: Path | str, detail: str) -> None:
-        super().__init__(f"{path}: {detail}. Free space on this disk; it is tried again")
+        super().__init__(f"{path}: {detail}. Free space on this disk; the operation is retried")
         self.path = path
 
 
@@ -39,23 +38,23 @@ class NoSpace(SnapshotError):
 
 
 class Corrupted(SnapshotError):
-    """The bytes are not the bytes that were written. They are never used; another copy has to be."""
+    """The bytes differ from those that were written. They are never used; another copy is needed."""
 
     def __init__(self, place: Path | str, detail: str) -> None:
         super().__init__(
-            f"{place}: {detail}. It is not used: take an older snapshot or another node's copy, and remove this one"
+            f"{place}: {detail}. It is not used: remove it, and use an older snapshot or another node's copy"
         )
         self.place = place
         self.detail = detail
 
 
 class NewerVersion(SnapshotError):
-    """Written by a later release than this one."""
+    """Written by a newer release than this one."""
 
     def __init__(self, place: Path | str, what: str, *, found: int, understood: int) -> None:
         super().__init__(
-            f"{place} is written in {what} {found}, this release understands up to {understood}. "
-            "Start the release that wrote it, or a later one"
+            f"{place} has {what} {found}, but this release supports only up to {understood}. "
+            "Start the release that wrote it, or a newer one"
         )
         self.place = place
         self.found = found
@@ -63,10 +62,10 @@ class NewerVersion(SnapshotError):
 
 
 class WrongSnapshot(SnapshotError):
-    """A sound snapshot, but of another cluster, group or kind of machine than the one it is wanted for."""
+    """A valid snapshot, but for a different cluster, group or kind of machine."""
 
     def __init__(self, place: Path | str, detail: str) -> None:
-        super().__init__(f"{place}: {detail}. Look for the right snapshot, or for the wrong store in the configuration")
+        super().__init__(f"{place}: {detail}. Use the right snapshot, or correct the store in the configuration")
         self.place = place
 
 
@@ -74,7 +73,7 @@ class WrongSnapshot(SnapshotError):
 
 
 class StoreError(SnapshotError):
-    """A store did not do what it was asked. `store` names it, without secrets."""
+    """A store operation failed. `store` names the store, without secrets."""
 
     def __init__(self, store: str, detail: str, advice: str) -> None:
         super().__init__(f"{store}: {detail}. {advice}")
@@ -88,29 +87,31 @@ class Unreachable(StoreError):
     retryable = True
 
     def __init__(self, store: str, detail: str) -> None:
-        super().__init__(store, detail, "Check the endpoint URL and the network; it is tried again")
+        super().__init__(store, detail, "Check the endpoint URL and the network; the operation is retried")
 
 
 class StoreFailed(StoreError):
-    """The store answered that it failed: a server error, throttling, an I/O error of its disk."""
+    """The store reported a failure: a server error, throttling, or an I/O error of its disk."""
 
     retryable = True
 
     def __init__(self, store: str, detail: str) -> None:
-        super().__init__(store, detail, "Look at the store's own state and logs; it is tried again")
+        super().__init__(store, detail, "Check the store's state and logs; the operation is retried")
 
 
 class Denied(StoreError):
-    """No credentials, wrong ones, or not enough rights."""
+    """The credentials are missing, wrong, or lack permissions."""
 
     def __init__(self, store: str, detail: str) -> None:
         super().__init__(
-            store, detail, "Check the credentials and that they allow to list, read, write and delete below the prefix"
+            store,
+            detail,
+            "Check the credentials, and that they permit listing, reading, writing and deleting below the prefix",
         )
 
 
 class BucketMissing(StoreError):
-    """The bucket, or the directory, is not there. It is never created on the fly: a typing error would hide backups."""
+    """The bucket or directory does not exist. It is never created implicitly, because a typo would hide backups."""
 
     def __init__(self, store: str, detail: str) -> None:
         super().__init__(store, detail, "Create it, or correct its name in the configuration")
@@ -120,22 +121,22 @@ class NotFound(StoreError):
     """There is no such object."""
 
     def __init__(self, store: str, name: str) -> None:
-        super().__init__(store, f"there is no {name}", "List the store to see what there is")
+        super().__init__(store, f"there is no {name}", "List the store to see what it holds")
         self.name = name
 
 
 class BadStoreUrl(SnapshotError):
-    """The place of a store cannot be understood."""
+    """The URL of a store is invalid."""
 
     def __init__(self, url: str, detail: str) -> None:
         super().__init__(
-            f"{url!r}: {detail}. Write a directory, file:///directory or "
+            f"{url!r}: {detail}. Use a directory, file:///directory or "
             "s3://bucket/prefix?endpoint_url=https://host&region=eu-1&style=path"
         )
 
 
 class S3Missing(BadStoreUrl):
-    """The place is understood, but what speaks to it is not installed."""
+    """The URL is valid, but S3 support is not installed."""
 
     def __init__(self, url: str) -> None:
         SnapshotError.__init__(self, f"{url!r}: S3 support is not installed. Run: pip install 'holdfast[s3]'")
@@ -145,10 +146,10 @@ class S3Missing(BadStoreUrl):
 
 
 class PeerRefused(SnapshotError):
-    """A peer answered that it cannot serve the snapshot (any more). Its next offer may name another one."""
+    """A peer cannot serve the snapshot, or no longer can. Its next offer may name another one."""
 
     retryable = True
 
     def __init__(self, peer: str, detail: str) -> None:
-        super().__init__(f"{peer} does not serve the snapshot: {detail}. The next offer is taken instead")
+        super().__init__(f"{peer} does not serve the snapshot: {detail}. The next offer will be used instead")
         self.peer = peer

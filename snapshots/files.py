@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and that are still there after a power loss."""
+"""Files that are either complete or absent, and that survive a power loss."""
 
 from __future__ import annotations
 
@@ -12,12 +12,21 @@ from typing import Final
 from holdfast.snapshots.errors import NoSpace
 
 OUT_OF_SPACE: Final = {errno.ENOSPC, errno.EDQUOT}
-# Written back as we go: one fsync of gigabytes at the end would hold up the log's own fsyncs on the same disk.
+# Data is synced as it is written: one fsync of gigabytes at the end would delay the log's fsyncs on the same disk.
 _SYNC_EVERY_BYTES: Final = 32 << 20
 
 
+#: Snapshots and backups hold payloads: they are for the user of the node alone, whatever the umask is.
+PRIVATE_FILE: Final = 0o600
+
+
+def open_private(path: str | Path, flags: int) -> int:
+    """For `open(..., opener=)`."""
+    return os.open(path, flags, PRIVATE_FILE)
+
+
 class SteadyWriter:
-    """Appends to a file descriptor and has the disk keep up."""
+    """Appends to a file descriptor and syncs regularly, so that the disk keeps up."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -45,30 +54,30 @@ def sync_directory(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Durably: the parent knows the new directory after a power loss too.
+    """Create a directory that survives a power loss.
 
-    One that is there is believed to be durable. What a killed process left may not be: see `sync_path`.
+    An existing directory is assumed to be durable. One left by a killed process may not be: see `sync_path`.
     """
     if not path.is_dir():
         make_directory(path.parent)
-        path.mkdir(exist_ok=True)
+        path.mkdir(exist_ok=True, mode=0o700)
         try:
             sync_directory(path.parent)
         except OSError:
             with suppress(OSError):
-                path.rmdir()  # Nobody may believe it the next time.
+                path.rmdir()  # The next call must not assume that it is durable.
             raise
 
 
 def sync_path(top: Path, path: Path) -> None:
-    """Directories that an earlier life made, from `top` down to `path` and including both: their names are durable now."""
+    """Make the directories from `top` down to `path`, both included, durable. An earlier process may have created them."""
     for directory in (*reversed(path.parents), path):
         if directory.is_relative_to(top) and directory.is_dir():
             sync_directory(directory)
 
 
 def move_into_place(draft: Path, path: Path) -> None:
-    """`draft` is fsynced already. Afterwards `path` is the new file, also after a power loss."""
+    """Rename `draft`, which must be fsynced already, to `path`. The result survives a power loss."""
     os.rename(draft, path)
     sync_directory(path.parent)
 
@@ -80,7 +89,7 @@ def remove_quietly(path: Path) -> None:
 
 @contextmanager
 def room_on_disk(path: Path) -> Iterator[None]:
-    """A full disk, by its name."""
+    """Translates "no space left" errors to NoSpace."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""A snapshot as a file: one block that says what it is, then the data.
+"""The format of a snapshot file: one header block that describes it, then the data.
 
     offset  bytes
-    0       8      "HFSNAP\\r\\n": a transfer that "repairs" line ends shows at once
+    0       8      "HFSNAP\\r\\n": reveals a transfer that converts line ends
     8       2      version of this format, big-endian
     10      4      length of the description, big-endian
     14      32     sha256 of everything else in this block
@@ -9,11 +9,11 @@
     ...     ...    zeros up to 4096
     4096    size   the data: a compact copy of an LMDB environment
 
-The data's own sha256 and size are in the description, so the 32 bytes at offset 14 stand for the whole file. Nothing of
-a file is used before `verify`, or a restore that checks while it copies, has seen all of it.
+The data's own sha256 and size are in the description, so the 32 bytes at offset 14 cover the whole file. No part of a
+file is used before `verify`, or a restore that checks while it copies, has read all of it.
 
-A reader ignores what it does not know in a description of its own version. What an old reader must not ignore gets a new
-version, and that one is refused here by name.
+A reader ignores unknown fields in a description of its own version. A change that old readers must not ignore gets a
+new version, which they refuse explicitly.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ KIND_LMDB: Final = "lmdb"
 
 @dataclass(frozen=True)
 class Meta:
-    """What the state is a copy of. The state at (index, term) of a group is the same on every member."""
+    """Identifies the state in the snapshot. The state at (index, term) of a group is the same on every member."""
 
     cluster: str
     group: int
@@ -56,9 +56,9 @@ class Meta:
     epoch: int
     members: tuple[str, ...]
     schema: int
-    """Version of the records inside, as the state machine counts it."""
+    """The state machine's schema version of the records."""
     node: str
-    """Who cut it."""
+    """The node that cut it."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Header:
     meta: Meta
     created_ms: int
     size: int
-    """Of the data."""
+    """Size of the data in bytes."""
     sha256: str
-    """Of the data."""
+    """Checksum of the data."""
     kind: str = KIND_LMDB
     layout: int = 0
     """Which LMDB wrote the data: 0 is 0.9, 1 is 1.0. Neither opens the other's files."""
@@ -80,7 +80,7 @@ class Header:
 
     @property
     def id(self) -> str:
-        """Stands for every byte of the file."""
+        """Covers every byte of the file."""
         return encode(self)[_HEAD.size : _BODY_AT].hex()
 
     @property
@@ -104,12 +104,12 @@ _NAME: Final = re.compile(r"(\d{20})-(\d{20})-([0-9a-f]{16})" + re.escape(SUFFIX
 
 
 def name_of(*, term: int, index: int, id: str) -> str:
-    """Names sort as snapshots age, and the same name is the same bytes: nobody can overwrite one with another."""
+    """Names sort by age, and equal names mean equal bytes. So no snapshot can overwrite a different one."""
     return f"{term:020d}-{index:020d}-{id[:16]}{SUFFIX}"
 
 
 def parse_name(name: str) -> tuple[int, int] | None:
-    """(term, index), or None for what is not a snapshot's name."""
+    """(term, index), or None if `name` is not a snapshot's name."""
     match = _NAME.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
@@ -121,7 +121,7 @@ def encode(header: Header) -> bytes:
     description = {**asdict(header.meta), **asdict(header)}
     del description["meta"]
     body = json.dumps(description, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
-    assert len(body) <= _BODY_BYTES_MAX, "names of clusters, nodes and members are bounded where they are made"
+    assert len(body) <= _BODY_BYTES_MAX, "names of clusters, nodes and members are bounded where they are created"
     head = _HEAD.pack(MAGIC, VERSION, len(body))
     rest = body + bytes(_BODY_BYTES_MAX - len(body))
     return head + hashlib.sha256(head + rest).digest() + rest
@@ -130,22 +130,22 @@ def encode(header: Header) -> bytes:
 def decode(block: bytes, place: Path | str) -> Header:
     """The header in the first 4096 bytes of a file. `place` names the file in errors."""
     if block[: len(MAGIC)] != MAGIC:
-        raise Corrupted(place, "this is not a snapshot of Holdfast, or its beginning is damaged")
+        raise Corrupted(place, "this is not a Holdfast snapshot, or its beginning is damaged")
     if len(block) < BLOCK_BYTES:
-        raise Corrupted(place, f"the file is torn: it ends after {len(block)} bytes, inside its header")
+        raise Corrupted(place, f"the file is truncated: it ends after {len(block)} bytes, inside its header")
     _, version, length = _HEAD.unpack_from(block)
-    # Before the checksum: a later version may compute another one.
+    # Checked before the checksum, which a newer version may compute differently.
     if version > VERSION:
         raise NewerVersion(place, "snapshot format", found=version, understood=VERSION)
     rest = block[_BODY_AT:BLOCK_BYTES]
     if hashlib.sha256(block[: _HEAD.size] + rest).digest() != block[_HEAD.size : _BODY_AT]:
         raise Corrupted(place, "its header is damaged")
     if version != VERSION or length > _BODY_BYTES_MAX:
-        raise Corrupted(place, f"its header is of version {version}, which never was")
+        raise Corrupted(place, f"its header has version {version}, which does not exist")
     try:
         return _parse(json.loads(rest[:length]))
     except (ValueError, TypeError, KeyError) as error:
-        raise Corrupted(place, f"its description is not what a description is ({error})") from None
+        raise Corrupted(place, f"its description is invalid ({error})") from None
 
 
 def _parse(found: dict[str, object]) -> Header:
@@ -191,7 +191,7 @@ def _number(found: dict[str, object], name: str) -> int:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a snapshot must be to be of use here. None: anything goes."""
+    """What a snapshot must match to be usable here. None matches anything."""
 
     cluster: str | None = None
     group: int | None = None
@@ -200,9 +200,9 @@ class Expected:
     def check(self, header: Header, place: Path | str) -> None:
         meta = header.meta
         if self.cluster is not None and meta.cluster != self.cluster:
-            raise WrongSnapshot(place, f"it is of cluster {meta.cluster!r}, not of {self.cluster!r}")
+            raise WrongSnapshot(place, f"it belongs to cluster {meta.cluster!r}, not {self.cluster!r}")
         if self.group is not None and meta.group != self.group:
-            raise WrongSnapshot(place, f"it is of group {meta.group}, not of group {self.group}")
+            raise WrongSnapshot(place, f"it belongs to group {meta.group}, not group {self.group}")
         if self.schema_max is not None and meta.schema > self.schema_max:
             raise NewerVersion(place, "state schema", found=meta.schema, understood=self.schema_max)
         if header.kind != KIND_LMDB or header.byteorder != sys.byteorder:
@@ -215,18 +215,18 @@ ANY: Final = Expected()
 
 
 def read_header(path: Path, expected: Expected = ANY) -> Header:
-    """What the file says it is, and whether it has its full length. The data is not looked at."""
+    """Read and check the header and the length of the file. The data is not read."""
     with path.open("rb") as file:
         header = decode(file.read(BLOCK_BYTES), path)
         size = os.fstat(file.fileno()).st_size
     expected.check(header, path)
     if size != header.file_bytes:
-        raise Corrupted(path, f"the file is torn: it has {size} bytes instead of {header.file_bytes}")
+        raise Corrupted(path, f"the file is truncated or padded: {size} bytes instead of {header.file_bytes}")
     return header
 
 
 def verify(path: Path, expected: Expected = ANY, work: Work | None = None) -> SnapshotFile:
-    """Read all of it. Whoever gets a SnapshotFile from here may rely on every byte, as long as the disk does."""
+    """Read and check the whole file. The returned SnapshotFile can be trusted as far as the disk can."""
     work = work or Work()
     header = read_header(path, expected)
     work.begin(header.size)
@@ -237,6 +237,6 @@ def verify(path: Path, expected: Expected = ANY, work: Work | None = None) -> Sn
             digest.update(piece)
             work.step(len(piece))
     if digest.hexdigest() != header.sha256:
-        raise Corrupted(path, "its data is damaged: the checksum differs")
+        raise Corrupted(path, "its data is damaged: checksum mismatch")
     work.end()
     return SnapshotFile(path, header)

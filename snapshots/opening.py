@@ -1,4 +1,4 @@
-"""From the text of a setting to a store: a directory or an S3 bucket."""
+"""Opens the store that a URL in the configuration names: a directory or an S3 bucket."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from holdfast.snapshots.stores import Store, check_store_url
 
 
 def open_store(url: str, *, hasty: bool = False) -> Store:
-    """A directory, file:///directory or s3://bucket/prefix?endpoint_url=...&region=...&style=path|virtual&profile=...
+    """Accepts a directory, file:///directory or
+    s3://bucket/prefix?endpoint_url=...&region=...&style=path|virtual&profile=...
 
-    `hasty`: for small objects that somebody waits for. A server that does not answer is given up soon.
+    `hasty` uses short timeouts, for small objects that a request is waiting for.
     """
     place = check_store_url(url)
     if isinstance(place, Path):

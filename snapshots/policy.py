@@ -1,7 +1,7 @@
-"""When to cut, what to keep, how far the log may be trimmed. Pure: numbers in, decisions out.
+"""When to cut a snapshot, which ones to keep, how far to trim the log. Pure: numbers in, decisions out.
 
-The one rule that is safety and not taste: the log is trimmed only up to a snapshot that is durable. Everything else weighs
-disk, work and how quickly a follower that was away comes back.
+One rule is for safety: the log is trimmed only up to a durable snapshot. The others balance disk space, work, and how
+fast a follower catches up after an absence.
 """
 
 from __future__ import annotations
@@ -14,49 +14,51 @@ from typing import NamedTuple
 @dataclass(frozen=True)
 class Policy:
     entries_max: int = 100_000
-    """Cut when so many entries were applied since the last snapshot,"""
+    """Cut after this many entries since the last snapshot,"""
     bytes_max: int = 256 << 20
-    """or so many bytes of log,"""
+    """or this many bytes of log,"""
     age_max_s: float = 3600.0
-    """or so much time passed and anything was applied at all."""
+    """or this much time, if any entry was applied."""
     interval_min_s: float = 30.0
-    """But not more often than this, whatever the load,"""
+    """Minimum time between cuts, whatever the load."""
     retry_s: float = 30.0
-    """nor sooner than this after a cut or an upload failed; doubled with each failure,"""
+    """Delay after a failed cut or upload. It doubles with each failure,"""
     retry_max_s: float = 600.0
     """up to this."""
     keep: int = 3
-    """So many snapshots are kept in a store; at least one."""
+    """Number of snapshots kept in a store; at least one."""
     tail_entries: int = 10_000
-    """So many entries before the snapshot stay in the log for followers that were away for a moment."""
+    """Entries before the snapshot that stay in the log for followers that were away briefly."""
     lag_entries_max: int = 200_000
-    """For a connected follower that is slower, the log waits up to this far behind the snapshot; then it gets a snapshot."""
+    """A slow but connected follower keeps up to this many entries before the snapshot in the log. Beyond that it gets
+    the snapshot.
+    """
     log_bytes_max: int = 4 << 30
-    """Above this neither tail nor slow follower counts: the log is trimmed up to the snapshot."""
+    """Above this size the log is trimmed up to the snapshot, regardless of the tail and of slow followers."""
 
     def __post_init__(self) -> None:
         positive = (self.entries_max, self.bytes_max, self.age_max_s, self.keep, self.log_bytes_max, self.retry_s)
         if min(positive) <= 0 or min(self.interval_min_s, self.tail_entries, self.lag_entries_max) < 0:
-            raise ValueError("bounds of a snapshot policy are positive")
+            raise ValueError("bounds of a snapshot policy must be positive")
 
 
 class Progress(NamedTuple):
-    """How one group stands. Times are of a monotonic clock, in seconds."""
+    """Progress of one group. Times are in seconds of a monotonic clock."""
 
     applied: int
     log_bytes: int
-    """Of entries behind the last snapshot; an estimate will do."""
+    """Size of the entries after the last snapshot; an estimate is enough."""
     snapshot_index: int
-    """Of the newest durable one; 0 if there is none."""
+    """Index of the newest durable snapshot; 0 if there is none."""
     snapshot_at: float
-    """When it was cut; without one, when the group began."""
+    """When that snapshot was cut; without one, when the group started."""
     failures: int = 0
-    """In a row, since the last success."""
+    """Consecutive failures since the last success."""
     failed_at: float = 0.0
 
 
 def reason_to_cut(policy: Policy, progress: Progress, now: float) -> str | None:
-    """Why a snapshot is due, or None. Forced ones do not ask."""
+    """Why a snapshot is due, or None. Forced snapshots bypass this."""
     entries = progress.applied - progress.snapshot_index
     age_s = now - progress.snapshot_at
     if entries <= 0:
@@ -75,7 +77,7 @@ def reason_to_cut(policy: Policy, progress: Progress, now: float) -> str | None:
 
 
 def retry_delay_s(policy: Policy, failures: int) -> float:
-    """After the first failure `retry_s`, then doubled."""
+    """`retry_s` after the first failure, then doubled with each further one."""
     assert failures >= 1
     doublings = min(failures - 1, 32)
     return float(min(policy.retry_s * 2**doublings, policy.retry_max_s))
@@ -86,14 +88,15 @@ class Kept(NamedTuple):
     term: int
     index: int  # type: ignore[assignment]
     valid: bool = True
-    """Whether its header and its size are sound."""
+    """Whether header and size are valid."""
 
 
 def names_to_delete(policy: Policy, snapshots: Sequence[Kept], *, pinned: Iterable[str] = ()) -> list[str]:
-    """What lies behind the newest `keep` valid ones. `pinned` are being fetched, or belong to a backup.
+    """Names of the snapshots beyond the newest `keep` valid ones.
 
-    Only older ones than what is kept are named, so a deposed leader that looks at an old listing deletes nothing that is
-    newer than what it knows. An invalid one does not count as kept, and goes when it is older than those that are.
+    `pinned` snapshots are being fetched or belong to a backup. Only snapshots older than all kept ones are named, so a
+    deposed leader with a stale listing deletes nothing newer than it knows. An invalid snapshot does not count as kept,
+    and is named once it is older than those that are.
     """
     order = sorted(snapshots, key=lambda found: (found.term, found.index), reverse=True)
     kept = [found for found in order if found.valid][: policy.keep]
@@ -113,10 +116,10 @@ def trim_point(
     log_bytes: int,
     connected_matches: Iterable[int] = (),
 ) -> int | None:
-    """Up to which index the log may be forgotten, or None if there is nothing to gain.
+    """The index up to which the log may be trimmed, or None if nothing can be trimmed.
 
-    `durable_index` is the newest snapshot that survives whatever this node survives; `connected_matches` is how far each
-    connected follower holds the log, if this node leads.
+    `durable_index` is the index of the newest snapshot that is at least as durable as this node. `connected_matches`
+    says how far each connected follower holds the log, if this node leads.
     """
     bound = min(durable_index, applied)
     if log_bytes <= policy.log_bytes_max:
@@ -124,5 +127,5 @@ def trim_point(
         point = min(bound - policy.tail_entries, max(slowest, bound - policy.lag_entries_max))
     else:
         point = bound
-    assert point <= durable_index, "the log is trimmed only behind a durable snapshot"
+    assert point <= durable_index, "the log is trimmed only up to a durable snapshot"
     return point if point > base else None

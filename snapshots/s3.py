@@ -1,12 +1,12 @@
-"""A store in an S3 bucket, by boto3: AWS, MinIO, Ceph, rclone, or whatever else speaks the protocol.
+"""A store in an S3 bucket, through boto3: AWS, MinIO, Ceph, rclone, or any other compatible server.
 
-Requests are retried by botocore (its standard mode: exponential backoff with jitter, `attempts` in all); a body that
-breaks off is gone on with from where it ended. Uploads above one part go by multipart, so an object appears whole or
-not at all.
-Every uploaded part carries the sha256 of its bytes in the signature (`payload_signing_enabled`), which S3 checks before it
-accepts them and which every server with signatures knows, unlike the newer checksum headers.
+botocore retries requests (standard mode: exponential backoff with jitter, `attempts` in total). A download that breaks
+off resumes where it ended. Uploads larger than one part use multipart, so an object appears whole or not at all. The
+signature of every uploaded part covers the sha256 of its bytes (`payload_signing_enabled`). S3 checks it before it
+accepts the part, and every server with signatures supports it, unlike the newer checksum headers.
 
-No conditional writes: some servers silently ignore `If-None-Match`. Names that are written once make them needless.
+There are no conditional writes, because some servers silently ignore `If-None-Match`. They are not needed, because each
+name is written once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from holdfast.snapshots.errors import (
     StoreFailed,
     Unreachable,
 )
-from holdfast.snapshots.files import SteadyWriter
+from holdfast.snapshots.files import SteadyWriter, open_private
 from holdfast.snapshots.stores import S3Place, Stat, check_name, check_prefix, probe
 from holdfast.snapshots.work import PIECE_BYTES, Work
 
@@ -78,7 +78,7 @@ _POLL_S: Final = 0.05
 
 
 def _is_here(url: str | None) -> bool:
-    """Whether it is an address of this machine's loopback."""
+    """Whether the URL points to the loopback address of this machine."""
     host = urlsplit(url).hostname if url else None
     if host is None:
         return False
@@ -97,7 +97,7 @@ class S3Store:
             self._client: Any = session.client(
                 "s3",
                 endpoint_url=place.endpoint_url,
-                # Without a region nothing can be signed; servers other than AWS's mostly ignore which one it is.
+                # Signing needs a region. Servers other than AWS mostly ignore its value.
                 region_name=place.region or session.region_name or "us-east-1",
                 config=Config(
                     signature_version="s3v4",
@@ -105,7 +105,7 @@ class S3Store:
                     connect_timeout=place.connect_timeout_s,
                     read_timeout=place.read_timeout_s,
                     max_pool_connections=4 * _UPLOAD_THREADS,
-                    # A proxy of the environment is for the world outside. None: as the environment says.
+                    # A proxy set in the environment is for outside traffic. None means: as the environment says.
                     proxies={} if _is_here(place.endpoint_url) else None,
                     request_checksum_calculation="when_required",
                     response_checksum_validation="when_required",
@@ -146,7 +146,7 @@ class S3Store:
                     time.sleep(_POLL_S)
                     work.show(seen.sent)
                     if work.is_cancelled:
-                        future.cancel()  # And what was uploaded of it is aborted.
+                        future.cancel()  # This also aborts the multipart upload.
                 future.result()
             except CancelledError:
                 raise Cancelled from None
@@ -161,16 +161,17 @@ class S3Store:
     def get(self, name: str, to: Path, work: Work | None = None) -> None:
         work = work or Work()
         size = self.stat(name).size
-        with to.open("ab", buffering=0) as target:
+        with open(to, "ab", buffering=0, opener=open_private) as target:
             if os.fstat(target.fileno()).st_size > size:
-                target.truncate(0)  # Not a beginning of this object.
+                target.truncate(0)  # Not a prefix of this object.
             work.begin(size, os.fstat(target.fileno()).st_size)
             failures = 0
             while (have := os.fstat(target.fileno()).st_size) < size:
                 try:
                     self._append(name, target.fileno(), have, size, work)
                 except (Unreachable, StoreFailed):
-                    # A link that breaks every few hundred megabytes still gets everything across.
+                    # Progress resets the count, so a link that breaks every few hundred megabytes still gets everything
+                    # across.
                     failures = 0 if os.fstat(target.fileno()).st_size > have else failures + 1
                     if failures >= self.place.attempts:
                         raise
@@ -185,10 +186,10 @@ class S3Store:
             )
         body = response["Body"]
         try:
-            # By the header, not by the status: rclone answers ranges with 200. A server that ignores the range would have
-            # us append the beginning to the middle.
+            # Check the header, not the status: rclone answers ranges with 200. If a server ignored the range, we would
+            # append the beginning of the object to its middle.
             if have and not str(response.get("ContentRange", "")).startswith(f"bytes {have}-"):
-                raise StoreFailed(self.url, f"{name}: the server does not answer the range that was asked for")
+                raise StoreFailed(self.url, f"{name}: the server did not return the requested range")
             writer = SteadyWriter(fd)
             while True:
                 with self._edge(name):
@@ -198,7 +199,7 @@ class S3Store:
                 writer.write(piece)
                 work.step(len(piece))
             if os.fstat(fd).st_size < size:
-                raise Unreachable(self.url, f"{name} broke off")
+                raise Unreachable(self.url, f"the download of {name} broke off")
         finally:
             body.close()
 
@@ -216,7 +217,7 @@ class S3Store:
                 return data
             except _BehindTheEnd:
                 return b""
-            except Unreachable:  # The body broke off: botocore retries only what comes before it.
+            except Unreachable:  # The body broke off: botocore retries only what happens before the body.
                 failures += 1
                 if failures >= self.place.attempts:
                     raise
@@ -255,7 +256,7 @@ class S3Store:
 
     @contextmanager
     def _edge(self, name: str) -> Iterator[None]:
-        """The one boundary where errors of boto3 become ours."""
+        """The only place that translates errors of boto3 to ours."""
         try:
             yield
         except ClientError as error:
@@ -277,7 +278,7 @@ class S3Store:
         if code == "NoSuchBucket":
             raise BucketMissing(self.url, f"there is no bucket {self.place.bucket!r}") from error
         if code in _MISSING or status == 404:
-            # The answer to HEAD has no body, so it does not say what is missing.
+            # A HEAD response has no body, so it does not say whether the object or the bucket is missing.
             if code == "404" and not self._bucket_exists():
                 raise BucketMissing(self.url, f"there is no bucket {self.place.bucket!r}") from error
             raise NotFound(self.url, name) from error
@@ -293,19 +294,19 @@ class S3Store:
         except ClientError as error:
             return str(error.response.get("Error", {}).get("Code")) not in ("404", "NoSuchBucket")
         except (BotoCoreError, Boto3Error):
-            return True  # Not known; the missing object is what was reported.
+            return True  # Unknown; report the missing object.
         return True
 
 
 class _BehindTheEnd(StoreError):
-    """The object ends before the range that was asked for."""
+    """The object ends before the requested range."""
 
     def __init__(self, store: str, name: str) -> None:
-        super().__init__(store, f"{name} ends before the wanted range", "It is another object than expected")
+        super().__init__(store, f"{name} ends before the requested range", "It is not the expected object")
 
 
 class _Seen(BaseSubscriber):  # type: ignore[misc]  # It has no types.
-    """Counts what the upload's threads have sent. A retried part counts back."""
+    """Counts the bytes sent by the upload's threads. Retrying a part subtracts its bytes again."""
 
     def __init__(self) -> None:
         self.sent = 0

@@ -1,11 +1,11 @@
-"""Where files are kept beside the node's own disk: one interface, a directory and S3 behind it.
+"""Object storage outside the node's own disk: one interface, implemented by a directory and by S3.
 
-A store holds whole objects under names, and each name is written once: whoever writes a name again writes the same bytes,
-because names carry what makes the content unique (`format.name_of`, `statemachine.blobs.object_name`). So nothing here
-needs conditional writes, locks or versions, which some S3 servers lack and others silently ignore. What a store returns is
-checked by those who know what it must be: snapshots and large values carry their sha256.
+A store holds whole objects under names. A name identifies its content (`format.name_of`,
+`statemachine.blobs.object_name`), so writing a name again writes the same bytes. So nothing here needs conditional
+writes, locks or versions, which some S3 servers lack and others silently ignore. The caller checks what a store
+returns: snapshots and large values carry their sha256.
 
-The calls block; they belong in a thread (`work.in_thread`). They may be made from many threads at once.
+Calls block and belong in a thread (`work.in_thread`). They are safe to make from many threads at once.
 """
 
 from __future__ import annotations
@@ -40,98 +40,103 @@ class Store(Protocol):
         """Names the store in errors and logs, without secrets."""
 
     def put(self, source: Path, name: str, work: Work | None = None) -> None:
-        """The object is there whole and durable when this returns, and never there in part."""
+        """Upload a file. On return the object is complete and durable; it is never visible in part."""
 
     def put_bytes(self, data: bytes, name: str) -> None: ...
 
     def get(self, name: str, to: Path, work: Work | None = None) -> None:
-        """Go on behind what `to` already holds; it is fsynced when this returns. After an error it holds what came."""
+        """Download to `to`, resuming after the bytes it already holds. Fsynced on return. After an error, `to` keeps
+        what arrived.
+        """
 
     def read(self, name: str, *, offset: int = 0, length: int | None = None) -> bytes:
-        """Part of an object; less than `length` if the object ends before."""
+        """Part of an object; shorter than `length` if the object ends earlier."""
 
     def stat(self, name: str) -> Stat: ...
 
     def list(self, prefix: str = "") -> list[Stat]:
-        """By name. May be stale: lack what is new, hold what is gone."""
+        """Sorted by name. May be stale: it may lack new objects and contain deleted ones."""
 
     def delete(self, name: str) -> None:
-        """Fine if there is none."""
+        """Delete an object. Does nothing if it does not exist."""
 
     def check(self) -> None:
-        """Whether this store can be used: writes, reads, lists and deletes an object."""
+        """Check that the store is usable: write, read, list and delete an object."""
 
 
-def probe(store: Store) -> None:
-    """What a node does before it relies on a store. The probe's name is new, so that two nodes do not meet."""
-    name = f"probe/{secrets.token_hex(8)}"
+def probe(store: Store, token: str | None = None) -> None:
+    """Test a store before a node relies on it. The object's name is random, so that two nodes do not collide."""
+    name = f"probe/{token or secrets.token_hex(8)}"
     data = secrets.token_bytes(64)
     store.put_bytes(data, name)
     try:
         if store.read(name) != data:
-            raise StoreFailed(store.url, "what was written is not what is read")
+            raise StoreFailed(store.url, "a test object read back differs from what was written")
         store.list("probe/")
     finally:
         store.delete(name)
 
 
 def check_name(name: str) -> str:
-    """Names are made by us, so a bad one is a bug, or an attack through data of others: both end here."""
+    """We choose all names, so an invalid one is a bug or an attack through foreign data. Refuse both."""
     if len(name) > NAME_BYTES_MAX or not all(_SEGMENT.fullmatch(segment) for segment in name.split("/")):
-        raise ValueError(f"{name!r} is not a name of an object")
+        raise ValueError(f"{name!r} is not a valid object name")
     return name
 
 
 def check_prefix(prefix: str) -> str:
-    """Empty, or segments with a slash behind each, or such with the beginning of a last one."""
+    """A prefix is empty, or segments each followed by a slash, optionally followed by the beginning of one more
+    segment.
+    """
     head, _, tail = prefix.rpartition("/")
     if head:
         check_name(head)
     if tail and not _SEGMENT.fullmatch(tail):
-        raise ValueError(f"{prefix!r} is not a prefix of names")
+        raise ValueError(f"{prefix!r} is not a valid prefix")
     return prefix
 
 
 def check_store_url(url: str) -> Path | S3Place:
-    """What the text means; BadStoreUrl if it means nothing or cannot be used. Nothing is opened."""
+    """Parse a store URL without opening it. Raises BadStoreUrl if it is invalid or unsupported."""
+    refuse_credentials(url)
     scheme, separator, _ = url.partition("://")
     if not separator:
         if not url:
-            raise BadStoreUrl(url, "it is empty")
+            raise BadStoreUrl(url, "the URL is empty")
         return Path(url)
     if scheme == "s3":
         place = parse_s3_url(url)
-        if find_spec("boto3") is None:  # Here, so that a node says so when it starts, not at its first snapshot.
+        if find_spec("boto3") is None:  # Checked here, so that a node fails at start, not at its first snapshot.
             raise S3Missing(url)
         return place
     if scheme != "file":
-        raise BadStoreUrl(url, f"there is no kind of store called {scheme!r}")
+        raise BadStoreUrl(url, f"unknown kind of store {scheme!r}")
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.query:
-        raise BadStoreUrl(url, "a file URL has three slashes and an absolute path")
+        raise BadStoreUrl(url, "a file URL must have three slashes and an absolute path")
     return Path(unquote(parts.path))
 
 
 @dataclass(frozen=True)
 class S3Place:
-    """Where a bucket is, and how to speak to it. Credentials come from where boto3 finds them: environment, files, role."""
+    """Where a bucket is, and how to access it. boto3 finds the credentials: environment, files, role."""
 
     bucket: str
     prefix: str = ""
-    """Empty, or with a slash at its end."""
+    """Empty, or ends with a slash."""
     endpoint_url: str | None = None
     region: str | None = None
     style: str = "auto"
     """path: host/bucket/name; virtual: bucket.host/name; auto: path for a given endpoint, else virtual."""
     profile: str | None = None
     attempts: int = 6
-    """Of each request, with exponential backoff and jitter between them."""
+    """Attempts per request, with exponential backoff and jitter between them."""
     connect_timeout_s: float = 5.0
     read_timeout_s: float = 30.0
     part_bytes: int = 16 << 20
 
     def hasty(self) -> S3Place:
-        """The same place with less patience."""
+        """The same place with shorter timeouts and fewer attempts."""
         return replace(
             self,
             attempts=min(self.attempts, 2),
@@ -154,26 +159,40 @@ _NO_CREDENTIALS: Final = (
 S3_PART_BYTES_MIN: Final = 5 << 20
 
 
+def refuse_credentials(url: str) -> None:
+    """Before anything else is said about a URL, because other errors repeat it."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    if "@" in authority:
+        raise BadStoreUrl(f"{scheme}://...@{authority.rpartition('@')[2]}", _NO_CREDENTIALS)
+    place, _, query = url.partition("?")
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        inner = re.split(r"[/?#]", value.partition("://")[2], maxsplit=1)[0]
+        if name.lower() in _CREDENTIALS or "@" in inner:
+            raise BadStoreUrl(f"{place}?{name}=...", _NO_CREDENTIALS)
+
+
 def parse_s3_url(url: str) -> S3Place:
+    refuse_credentials(url)
     parts = urlsplit(url)
-    if "@" in parts.netloc:
-        raise BadStoreUrl(f"s3://...@{parts.netloc.rpartition('@')[2]}", _NO_CREDENTIALS)
     if not _BUCKET.fullmatch(parts.netloc):
-        raise BadStoreUrl(url, f"{parts.netloc!r} is not a name of a bucket")
+        raise BadStoreUrl(url, f"{parts.netloc!r} is not a valid bucket name")
     place = S3Place(parts.netloc)
     prefix = unquote(parts.path).strip("/")
     if prefix:
         try:
             place = replace(place, prefix=check_name(prefix) + "/")
         except ValueError:
-            raise BadStoreUrl(url, f"{prefix!r} is not a prefix: letters, digits, '.', '-', '_' and '/'") from None
+            raise BadStoreUrl(
+                url, f"{prefix!r} is not a valid prefix: use letters, digits, '.', '-', '_' and '/'"
+            ) from None
     try:
         options = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError:
-        raise BadStoreUrl(url, "what follows the question mark is not name=value&name=value") from None
+        raise BadStoreUrl(url, "the query must have the form name=value&name=value") from None
     for name, value in options:
-        if name.lower() in _CREDENTIALS or "@" in urlsplit(value).netloc:
-            raise BadStoreUrl(f"s3://{parts.netloc}{parts.path}?{name}=...", _NO_CREDENTIALS)
         place = _set_option(url, place, name, value)
     return place
 
@@ -190,12 +209,12 @@ def _set_option(url: str, place: S3Place, name: str, value: str) -> S3Place:
             number = 0
         least = S3_PART_BYTES_MIN if name == "part_bytes" else 0
         if number <= 0 or number < least:
-            raise BadStoreUrl(url, f"{name} is a number above {least}, not {value!r}")
+            raise BadStoreUrl(url, f"{name} must be a number above {least}, not {value!r}")
         return _replaced(place, name, number)
     if name not in _TEXTS:
-        raise BadStoreUrl(url, f"there is no option {name!r}; there are {', '.join((*_TEXTS, *_NUMBERS))}")
+        raise BadStoreUrl(url, f"unknown option {name!r}; the options are {', '.join((*_TEXTS, *_NUMBERS))}")
     if name == "style" and value not in ("path", "virtual", "auto"):
-        raise BadStoreUrl(url, f"style is path, virtual or auto, not {value!r}")
+        raise BadStoreUrl(url, f"style must be path, virtual or auto, not {value!r}")
     if name == "endpoint_url" and urlsplit(value).scheme not in ("http", "https"):
-        raise BadStoreUrl(url, f"endpoint_url begins with https:// or http://, unlike {value!r}")
+        raise BadStoreUrl(url, f"endpoint_url must begin with https:// or http://, not {value!r}")
     return _replaced(place, name, value or None)

@@ -1,12 +1,11 @@
-"""Fetching a snapshot: from a store, or piece by piece from a peer. Both go on where they broke off, and trust nothing.
+"""Fetching a snapshot, from a store or in chunks from a peer. Both resume after an interruption and verify everything.
 
-A fetch writes to `<name>.part` in a directory of the fetcher's and checks the whole file before it gets its name. A partial
-file left by an earlier fetch is used if it belongs to the same snapshot, which the name says; if the whole then turns
-out to be wrong, it is fetched once more from the beginning, because the partial file may be what is wrong.
+A fetch writes to `<name>.part` in the fetcher's directory and checks the whole file before it gets its final name. A
+partial file of the same name, left by an earlier fetch, is continued. If the complete file then fails the check, it is
+fetched once more from the beginning, because the partial file may have been damaged.
 
-Between peers the fetcher asks and the other side answers, each question and each answer in one message that some link carries
-(`Request`). The fetcher decides on pace and order, so the one that serves keeps no state at all, and a bound on each
-message bounds the memory on both sides.
+Between peers, the fetcher sends requests and the serving node answers, one message each (`Request`). The fetcher
+controls pace and order, so the serving node keeps no state, and the bound on message size bounds memory on both sides.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import msgpack
 
 from holdfast.sdk.bounds import check_msgpack
 from holdfast.snapshots.errors import Corrupted, PeerRefused
-from holdfast.snapshots.files import make_directory, move_into_place, remove_quietly, room_on_disk
+from holdfast.snapshots.files import PRIVATE_FILE, make_directory, move_into_place, remove_quietly, room_on_disk
 from holdfast.snapshots.format import ANY, BLOCK_BYTES, Expected, SnapshotFile, decode, parse_name, verify
 from holdfast.snapshots.stores import Store
 from holdfast.snapshots.work import Progress, Throttle, Work, in_thread
@@ -43,7 +42,7 @@ async def fetch(
     progress: Progress | None = None,
     throttle: Throttle | None = None,
 ) -> SnapshotFile:
-    """In a thread; see `fetch_blocking`."""
+    """Fetch in a thread; see `fetch_blocking`."""
     return await in_thread(
         lambda work: fetch_blocking(store, name, directory, expected=expected, work=work),
         progress=progress,
@@ -54,7 +53,7 @@ async def fetch(
 def fetch_blocking(
     store: Store, name: str, directory: Path, *, expected: Expected = ANY, work: Work | None = None
 ) -> SnapshotFile:
-    """The snapshot `name` of the store, verified, durable in `directory` under its own name."""
+    """Fetch the snapshot `name` from the store: verified, and durable in `directory` under its own name."""
     work = work or Work()
     with room_on_disk(directory):
         make_directory(directory)
@@ -77,16 +76,16 @@ def fetch_blocking(
 
 
 def _accept(part: Path, path: Path, expected: Expected) -> SnapshotFile:
-    """Everything came: is it what its name says?"""
+    """Verify a completely fetched file, and that it matches its name."""
     found = verify(part, expected)
     if found.name != path.name:
-        raise Corrupted(part, f"it is another snapshot, {found.name}")
+        raise Corrupted(part, f"it holds another snapshot, {found.name}")
     move_into_place(part, path)
     return SnapshotFile(path, found.header)
 
 
 def remove_parts(directory: Path, *, but: str | None = None) -> None:
-    """Partial files of fetches that nobody will go on with."""
+    """Remove partial files of fetches that will not be resumed."""
     for part in directory.glob(f"*{PART}"):
         if but is None or part.name != but + PART:
             remove_quietly(part)
@@ -97,14 +96,14 @@ def remove_parts(directory: Path, *, but: str | None = None) -> None:
 
 @dataclass(frozen=True)
 class Offer:
-    """What a leader tells a follower that fell behind: `log.engine.Snapshot.detail`."""
+    """What a leader offers to a follower that fell behind: `log.engine.Snapshot.detail`."""
 
     name: str
     """The snapshot's own name, without a prefix."""
     size: int
-    """Of the file."""
+    """Size of the file in bytes."""
     stored: bool
-    """It is in the store that all nodes share. If not, the peer that offers has it."""
+    """Whether the snapshot is in the shared store. If not, the offering peer has it."""
 
     def encode(self) -> bytes:
         packed: bytes = msgpack.packb([1, self.name, self.size, self.stored])
@@ -112,17 +111,17 @@ class Offer:
 
     @classmethod
     def decode(cls, detail: bytes) -> Offer:
-        """PeerRefused for what is no offer: it came over the network."""
+        """Raises PeerRefused for anything but an offer, because the bytes come from the network."""
         match _unpack(detail):
             case [1, str(name), int(size), bool(stored)] if parse_name(name) is not None and size >= BLOCK_BYTES:
                 return cls(name, size, stored)
-        raise PeerRefused("the leader", "its offer is not understood")
+        raise PeerRefused("the leader", "its offer cannot be decoded")
 
 
 # From a peer
 
 Request = Callable[[str, bytes], Awaitable[bytes]]
-"""Sends a question to a peer and returns its answer. Raises whatever tells that there is none."""
+"""Sends a request to a peer and returns its answer. Raises if there is none."""
 
 CHUNK_BYTES: Final = 256 << 10
 CHUNK_BYTES_MAX: Final = 4 << 20
@@ -136,23 +135,23 @@ _ATTEMPTS: Final = 3
 
 
 class PeerSource:
-    """The side that serves: chunks of the snapshots in one directory, to whoever the link let in."""
+    """The serving side: returns chunks of local snapshots to authenticated peers."""
 
     def __init__(self, find: Callable[[int], Path | None]) -> None:
-        """`find` gives the directory of a group's snapshots, None if this node has none."""
+        """`find` returns the directory of a group's snapshots, or None if this node has none."""
         self._find = find
 
     async def answer(self, question: bytes) -> bytes:
-        """Never raises for what is asked: the answer says what is wrong."""
+        """Never raises for a bad request: the answer says what is wrong."""
         match _unpack(question):
             case [1, int(kind), int(group), str(name), int(offset), int(length)] if kind == _READ:
                 if parse_name(name) is None or offset < 0 or not 0 < length <= CHUNK_BYTES_MAX:
-                    return _refusal("the question is out of bounds")
+                    return _refusal("the request is out of bounds")
                 directory = self._find(group)
                 if directory is None:
                     return _refusal(f"group {group} is not here")
                 return await asyncio.to_thread(_read_chunk, directory / name, offset, length)
-        return _refusal("the question is not understood")
+        return _refusal("the request cannot be decoded")
 
 
 def _read_chunk(path: Path, offset: int, length: int) -> bytes:
@@ -161,7 +160,7 @@ def _read_chunk(path: Path, offset: int, length: int) -> bytes:
             size = os.fstat(file.fileno()).st_size
             data = os.pread(file.fileno(), length, offset)
     except FileNotFoundError:
-        return _refusal(f"there is no {path.name} (any more)")
+        return _refusal(f"{path.name} does not exist, or no longer exists")
     except OSError as error:
         return _refusal(f"{path.name} cannot be read ({error.strerror})")
     packed: bytes = msgpack.packb([1, _CHUNK, size, offset, data, hashlib.sha256(data).digest()])
@@ -185,9 +184,11 @@ async def fetch_from_peer(
     progress: Progress | None = None,
     throttle: Throttle | None = None,
 ) -> SnapshotFile:
-    """The snapshot `name` of a peer, verified, durable in `directory`. A few questions are on their way at a time."""
+    """Fetch the snapshot `name` from a peer: verified, and durable in `directory`. A few requests are in flight at a
+    time.
+    """
     if parse_name(name) is None or not 0 < chunk_bytes <= CHUNK_BYTES_MAX:
-        raise ValueError(f"{name!r} in chunks of {chunk_bytes} bytes cannot be asked for")
+        raise ValueError(f"invalid name {name!r} or chunk size {chunk_bytes}")
     path = directory / name
     part = path.with_name(path.name + PART)
     with room_on_disk(directory):
@@ -231,8 +232,8 @@ class _Fetcher:
         self._throttle = throttle
 
     async def fetch(self, part: Path) -> None:
-        """Append to `part` until it is whole, and fsync it."""
-        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        """Append to `part` until it is complete, and fsync it."""
+        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
         asked: deque[tuple[int, asyncio.Task[tuple[int, bytes]]]] = deque()
         try:
             size = await self._size()
@@ -248,7 +249,7 @@ class _Fetcher:
                     next_offset += length
                 offset, task = asked.popleft()
                 _, data = await task
-                assert offset == have, "answers are taken in order"
+                assert offset == have, "answers are processed in order"
                 await asyncio.to_thread(_write_at, fd, data, offset)
                 have += len(data)
                 if self._progress is not None:
@@ -263,15 +264,17 @@ class _Fetcher:
             os.close(fd)
 
     async def _size(self) -> int:
-        """Of the file. Its first block must be a header: a peer may not have us write gigabytes of anything else."""
+        """Size of the file. Its first block must be a header, so that a peer cannot make us write gigabytes of anything
+        else.
+        """
         size, block = await self._chunk(0, BLOCK_BYTES)
         header = decode(block, f"{self._name} of {self._peer}")
         if header.name != self._name or header.file_bytes != size:
-            raise Corrupted(f"{self._name} of {self._peer}", "the peer's copy is torn, or another snapshot")
+            raise Corrupted(f"{self._name} of {self._peer}", "the peer's copy is truncated, or another snapshot")
         return size
 
     async def _chunk(self, offset: int, length: int) -> tuple[int, bytes]:
-        """(size of the file, the chunk). A damaged or short answer is asked for again a few times."""
+        """(size of the file, the chunk). A damaged or short answer is requested again a few times."""
         question: bytes = msgpack.packb([1, _READ, self._group, self._name, offset, length])
         for _ in range(_ATTEMPTS):
             match _unpack(await self._request(self._peer, question)):
@@ -291,12 +294,12 @@ def _write_at(fd: int, data: bytes, offset: int) -> None:
 
 
 def _unpack(packed: bytes) -> object:
-    """None for what is not msgpack: these bytes come over the network."""
+    """None for invalid msgpack, because these bytes come from the network."""
     if len(packed) > _MESSAGE_BYTES_MAX:
         return None
     try:
         check_msgpack(packed, _ELEMENTS_MAX)
         found: object = msgpack.unpackb(packed)
         return found
-    except Exception:  # msgpack raises a dozen kinds, and all of them mean the same here.
+    except Exception:  # msgpack raises a dozen kinds of errors, which all mean the same here.
         return None

@@ -1,8 +1,8 @@
-"""Long work beside the loop: threads that report progress, keep to a rate and can be cancelled.
+"""Long work outside the event loop: threads that report progress, respect a rate limit and can be cancelled.
 
-A cut, an upload or a restore reads and writes gigabytes. It runs in a thread of its own, and each function that does
-so takes a `Work` and calls `step` for every piece. Cancelling never abandons a thread: whoever cancels an awaiting task gets
-control back when the thread has ended and has let go of its files and of the LMDB environment.
+A cut, an upload or a restore reads and writes gigabytes. It runs in its own thread; each such function takes a `Work`
+and calls `step` for every piece. Cancellation never abandons a thread: a cancelled task ends only after the thread has
+ended and released its files and the LMDB environment.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from typing import TypeVar
+from concurrent.futures import Executor, Future
+from typing import Final, ParamSpec, TypeVar
 
 from holdfast.snapshots.errors import Cancelled
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Progress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in total; the total is 0 while it is unknown."""
 
@@ -25,31 +26,40 @@ _REPORT_EVERY_S = 0.1
 
 
 class Throttle:
-    """A rate that any number of threads share. A piece is paid for after it went, so a large one only delays the next."""
+    """A rate limit shared by any number of threads. A piece is accounted for afterwards, so a large one only delays the
+    next.
+    """
 
-    def __init__(self, bytes_per_second: int) -> None:
+    def __init__(self, bytes_per_second: int, now_s: Callable[[], float] = time.monotonic) -> None:
         if bytes_per_second <= 0:
-            raise ValueError(f"a rate must be positive, not {bytes_per_second}")
+            raise ValueError(f"the rate must be positive, not {bytes_per_second}")
         self.bytes_per_second = bytes_per_second
+        self._now_s = now_s
         self._lock = threading.Lock()
         self._free_at = 0.0
 
     def delay_s(self, size: int) -> float:
-        """Account for `size` bytes; how long to wait before the next piece."""
+        """Account for `size` bytes and return how long to wait before the next piece."""
         with self._lock:
-            now = time.monotonic()
+            now = self._now_s()
             self._free_at = max(self._free_at, now) + size / self.bytes_per_second
             return self._free_at - now
 
 
 class Work:
-    """What the thread that works and whoever waits for it say to each other."""
+    """Connects a working thread and its caller: progress one way, cancellation the other."""
 
-    def __init__(self, progress: Progress | None = None, throttle: Throttle | None = None) -> None:
+    def __init__(
+        self,
+        progress: Progress | None = None,
+        throttle: Throttle | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.throttle = throttle
         self.total = 0
         self.done = 0
         self._progress = progress
+        self._now_s = now_s
         self._cancelled = threading.Event()
         self._reported_at = 0.0
 
@@ -70,7 +80,7 @@ class Work:
         self._report(always=True)
 
     def step(self, size: int) -> None:
-        """`size` more bytes are done. Waits as the rate demands; raises `Cancelled`."""
+        """Report `size` more bytes as done. Waits as the rate limit requires; raises `Cancelled`."""
         self.done += size
         if self.throttle is not None:
             self._cancelled.wait(self.throttle.delay_s(size))
@@ -78,7 +88,7 @@ class Work:
         self._report(always=False)
 
     def show(self, done: int) -> None:
-        """Somebody else keeps to the rate; this is how far it is."""
+        """Report progress of work that is throttled elsewhere."""
         self.done = done
         self._report(always=False)
 
@@ -93,7 +103,7 @@ class Work:
     def _report(self, *, always: bool) -> None:
         if self._progress is None:
             return
-        now = time.monotonic()
+        now = self._now_s()
         if always or now - self._reported_at >= _REPORT_EVERY_S:
             self._reported_at = now
             self._progress(self.done, self.total)
@@ -102,29 +112,27 @@ class Work:
 async def in_thread(
     function: Callable[[Work], T], *, progress: Progress | None = None, throttle: Throttle | None = None
 ) -> T:
-    """Run `function` in a thread of its own. `progress` is called on the loop.
+    """Run `function` in its own thread. `progress` is called on the event loop.
 
-    Not the loop's default executor: that one has few threads, and a download that waits for a store must not keep
-    others from theirs. Whoever starts many at once bounds them.
+    The loop's default executor has few threads, and a download that waits for a store must not block other users of it.
+    The caller bounds how many run at once.
     """
     loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
     outcome: list[tuple[T | None, BaseException | None]] = []
 
     def report(done: int, total: int) -> None:
         assert progress is not None
         loop.call_soon_threadsafe(progress, done, total)
 
-    work = Work(report if progress is not None else None, throttle)
+    work = Work(report if progress is not None else None, throttle, loop.time)
 
     def run() -> None:
         try:
             outcome.append((function(work), None))
         except BaseException as error:
             outcome.append((None, error))
-        loop.call_soon_threadsafe(ended.set_result, None)
 
-    threading.Thread(target=run, name="holdfast-snapshots", daemon=True).start()
+    ended = loop.run_in_executor(_SNAPSHOTS, run)
     interrupted: asyncio.CancelledError | None = None
     while not ended.done():
         try:
@@ -141,35 +149,45 @@ async def in_thread(
 
 
 def beside(function: Callable[[], T]) -> asyncio.Future[T]:
-    """Run `function` in a thread that may be left behind: for a request that holds nothing of ours and may hang.
+    """Run `function` in a thread that may be abandoned: for a request that may hang and holds no resources of ours.
 
-    The future is done when the thread is. Whoever stops waiting shields it, and bounds how many there are.
+    The future completes with the thread. A caller that may stop waiting must shield it, and bound how many there are.
     """
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[T] = loop.create_future()
+    ended = asyncio.get_running_loop().run_in_executor(_STORE, function)
     ended.add_done_callback(_hear)
-
-    def tell(result: T | None, error: BaseException | None) -> None:
-        if ended.done():
-            return
-        if error is not None:
-            ended.set_exception(error)
-        else:
-            ended.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        try:
-            outcome: tuple[T | None, BaseException | None] = (function(), None)
-        except Exception as error:
-            outcome = (None, error)
-        with suppress(RuntimeError):  # The loop is closed: nobody wants to know any more.
-            loop.call_soon_threadsafe(tell, *outcome)
-
-    threading.Thread(target=run, name="holdfast-store", daemon=True).start()
     return ended
 
 
 def _hear(ended: asyncio.Future[T]) -> None:
-    """An error that nobody waits for any more is no news."""
+    """Retrieve an error after its last waiter is gone, so that asyncio does not log it."""
     if not ended.cancelled():
         ended.exception()
+
+
+class Threads(Executor):
+    """A thread of its own for each piece of work, which does not keep the process from ending.
+
+    The loop's default executor has few threads, and the end of a process waits for them. That the work goes through the
+    event loop lets a simulator run it: `run_in_executor` is where its loop takes over.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def submit(self, function: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result = function(*args, **options)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        threading.Thread(target=run, name=self._name, daemon=True).start()
+        return future
+
+
+_SNAPSHOTS: Final = Threads("holdfast-snapshots")
+_STORE: Final = Threads("holdfast-store")

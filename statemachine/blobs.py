@@ -1,18 +1,18 @@
-"""Large values, each kept once, under its sha256 and size; collected when nothing refers to it.
+"""Large values. Each is stored once, under its sha256 and size, and collected when nothing refers to it.
 
-Whoever has a large value to say stages it first: `TouchBlob` asks whether it is here; `KeepBlob` says under which name it is
-in the store that all nodes share, and where there is none, `PutBlob` brings it piece by piece. The command that refers to it
-comes behind. A reference to what is not here is refused (`missing`), and whoever proposed it stages it again; so nothing in
-the state ever refers to nothing.
+A proposer stages a large value first: `TouchBlob` asks whether it is here; `KeepBlob` gives its name in the shared store;
+without a store, `PutBlob` brings it piece by piece. The command that refers to it follows. A reference to a missing value
+is refused (`missing`), and the proposer stages the value again. So every reference in the state has its value.
 
-Each record that refers to a blob is counted: a step, an outcome, a value of a key, a promise, a message in an outbox. One that
-nothing refers to stays for a while (KEPT_MS) after it was last staged or let go, so that it is still there for who is about to
-refer to it, or to read it for a client. Then it goes, by timers. The name of an object that nothing refers to any more is
-written down (GONE) until the leader has deleted the object.
+Each record that refers to a blob is counted: a step, an outcome, a value of a key, a promise, a message in an outbox. A
+blob without references stays for KEPT_MS after it was last staged or released, so that a command about to refer to it, or
+a client about to read it, still finds it. Then a timer removes it. The name of an unused object is noted (GONE) until the
+leader has deleted the object.
 
-A name of an object is taken once at most, although the command that says it may come twice, late, or from who was long
-believed dead. It holds the time of its making, and counts only while the time of the state is within KEEP_MS of that. That is
-less than half of KEPT_MS: so when it could come again, what it was first taken for is still here (docs/adr/0005).
+An object name is accepted at most once, although its command may arrive twice, late, or from a node that was long
+believed dead. The name holds the time at which it was made, and is accepted only while the time of the state is within
+KEEP_MS of it. That is less than half of KEPT_MS, so when the name could come again, the blob that it was first used for
+is still here (docs/adr/0005).
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from typing import Any, Final
 
 from holdfast.statemachine import refs
 from holdfast.statemachine.commands import Command, ForgetObjects, KeepBlob, Payload, PutBlob, Ref, TouchBlob
-from holdfast.statemachine.effects import OK, DeleteObjects, Result
+from holdfast.statemachine.effects import OK, Code, DeleteObjects, Result
 from holdfast.statemachine.records import Blob, Invocation, pack_blob, unpack_blob
 from holdfast.statemachine.state import State
 from holdfast.statemachine.tables import BLOB, BLOB_DUE, CHUNK, GONE, TIME_MAX, after, long_bytes, step_bytes
 from holdfast.statemachine.txn import ReadTxn
 
-#: Every piece but the last has this many bytes, whoever staged it: so pieces of several proposers fit together.
+#: Every piece but the last has this many bytes, so pieces of several proposers fit together.
 CHUNK_BYTES: Final = 256 * 1024
 KEPT_MS: Final = 10 * 60_000
-#: How far the making of an object may be from the time of the state that takes its name, before or behind it.
+#: The largest difference between the time in an object's name and the time of the state that accepts it.
 KEEP_MS: Final = KEPT_MS // 2 - 1
-STALE: Final = 410
-MISSING: Final = 424
-_MALFORMED: Final = Result(400, "not a piece of a blob")
-_WRONG: Final = Result(422, "the bytes do not match the name of the blob; stage it again")
-_HERE: Final = Result(200, "it is here already")
-_STALE: Final = Result(STALE, "the object was not made just now: make another one, or bring the value in pieces")
-_NO_OBJECT: Final = Result(400, "not an object of this blob")
+_MALFORMED: Final = Result(Code.MALFORMED, "this is not a piece of a blob")
+_WRONG: Final = Result(Code.MISMATCH, "the bytes do not match the name of the blob; stage it again")
+_HERE: Final = Result(Code.UNCHANGED, "the value is already here")
+_STALE: Final = Result(
+    Code.OUTDATED,
+    "the object was made too long ago, or later than now: upload it again under a new name, or send the value in pieces",
+)
+_NO_OBJECT: Final = Result(Code.MALFORMED, "the name is not that of an object of this blob")
 _OBJECT: Final = re.compile(r"([0-9]{13})-([0-9a-f]{64})-[0-9a-f]{16}")
 
 
@@ -59,7 +60,7 @@ def find(txn: ReadTxn, blob: bytes) -> Blob | None:
 
 
 def is_whole(found: Blob) -> bool:
-    return found.object != "" or found.chunks == chunks_of(refs.stored_size(found.id))
+    return found.object != "" or found.chunks == chunks_of(refs.stored_size(found.name))
 
 
 def _is_name(blob: Any) -> bool:
@@ -70,18 +71,18 @@ def _is_name(blob: Any) -> bool:
 
 
 def object_name(blob: bytes, created_ms: int, nonce: bytes) -> str:
-    """Of a new object, below the names of the partition. By age, and never the same again: `nonce` is random."""
+    """The name of a new object, below the partition's prefix. Names sort by age and never repeat: `nonce` is random."""
     return f"{created_ms:013d}-{blob[:32].hex()}-{nonce.hex()}"
 
 
 def created_ms_of(name: str) -> int | None:
-    """When the object was made, by the clock of who made it; None: it is no name of an object."""
+    """When the object was made, by the clock of its maker. None: this is not the name of an object."""
     match = _OBJECT.fullmatch(name)
     return int(match[1]) if match is not None else None
 
 
 def is_known(txn: ReadTxn, name: str) -> bool:
-    """Whether the state has heard of this object: it has a value in it, or is to be deleted anyway."""
+    """Whether the state knows this object: it holds a value, or is about to be deleted."""
     match = _OBJECT.fullmatch(name)
     if match is None:
         return False
@@ -96,7 +97,7 @@ def is_known(txn: ReadTxn, name: str) -> bool:
 
 
 def next_stored(txn: ReadTxn, after_blob: bytes) -> Blob | None:
-    """The first behind this one that is in the shared store."""
+    """The first blob after this one that is in the shared store."""
     for key, raw in txn.scan(BLOB + after_blob + b"\0" if after_blob else BLOB, after(BLOB)):
         found = unpack_blob(key[1:], raw)
         if found.object:
@@ -105,7 +106,7 @@ def next_stored(txn: ReadTxn, after_blob: bytes) -> Blob | None:
 
 
 def bring_back(state: State, blob: bytes, data: bytes) -> None:
-    """From the shared store into pieces here. Nothing else changes."""
+    """Move a blob from the shared store into pieces here. Nothing else changes."""
     found = find(state, blob)
     assert found is not None and found.object and len(data) == refs.stored_size(blob), "it is in the store"
     for index in range(chunks_of(len(data))):
@@ -118,7 +119,7 @@ def bring_back(state: State, blob: bytes, data: bytes) -> None:
 
 
 def forget_all(state: State) -> None:
-    """Objects that are to be deleted are somebody else's to delete."""
+    """Forget the objects to be deleted. They belong to the cluster that was backed up."""
     for key, _ in list(state.scan(GONE, after(GONE))):
         state.delete(key)
     state.meta.gone = 0
@@ -128,10 +129,10 @@ def forget_all(state: State) -> None:
 
 
 def touch(state: State, command: TouchBlob) -> Result:
-    """Whether it is here; if so, it stays a while."""
+    """Whether the blob is here. If so, it stays for a while."""
     found = find(state, command.blob) if _is_name(command.blob) else None
     if found is None or not is_whole(found):
-        return Result(404, "it is not here, or not all of it")
+        return Result(Code.NOT_FOUND, "the value is not here, or not all of it")
     _keep(state, found)
     _store(state, found)
     return _HERE
@@ -162,7 +163,7 @@ def put(state: State, command: PutBlob) -> Result:
 
 
 def keep(state: State, command: KeepBlob) -> Result:
-    """The first that is whole wins. What comes later, and is not needed, is deleted."""
+    """The first complete copy wins. A later object that is not needed is deleted."""
     blob, name = command
     match = _OBJECT.fullmatch(name) if _is_name(blob) and type(name) is str else None
     if match is None or match[2] != blob[:32].hex():
@@ -197,7 +198,7 @@ def forget(state: State, command: ForgetObjects) -> Result:
 
 
 def _is_sound(state: State, blob: bytes) -> bool:
-    """The last moment to find out: from now on it is believed."""
+    """Whether the bytes match the name. This is the last check: from here on they are trusted."""
     hasher = sha256()
     for index in range(chunks_of(refs.stored_size(blob))):
         data = state.get(chunk_key(blob, index))
@@ -207,11 +208,11 @@ def _is_sound(state: State, blob: bytes) -> bool:
 
 
 def missing(state: State, command: Command) -> Result | None:
-    """Why this command cannot be carried out: it refers to what is not here."""
+    """The refusal of a command that refers to a missing value. None: everything is here."""
     for ref in refs.in_command(command):
         found = find(state, ref.data) if refs.is_ref(ref) else None
         if found is None or not is_whole(found):
-            return Result(MISSING, "it refers to a value that is not here: stage it again")
+            return Result(Code.VALUE_MISSING, "the command refers to a large value that is not here: stage it again")
     return None
 
 
@@ -219,24 +220,25 @@ def missing(state: State, command: Command) -> Result | None:
 
 
 def acquire(state: State, payload: Payload | None) -> None:
-    """One more record refers to it."""
+    """Count one more reference."""
     if type(payload) is not Ref:
         return
     found = find(state, payload.data)
-    assert found is not None and is_whole(found), "whoever refers to a blob has seen it here"
+    assert found is not None and is_whole(found), "a blob is here before anything refers to it"
     found.refs += 1
     if found.due_ms:
-        state.delete(due_key(found.due_ms, found.id))
+        state.delete(due_key(found.due_ms, found.name))
         found.due_ms = 0
     _store(state, found)
 
 
 def release(state: State, payload: Payload | None) -> None:
-    """One less. What is acquired in the same place is acquired first, though nothing depends on it: see KEPT_MS."""
+    """Count one reference less. Where a value replaces another, the new one is acquired first; KEPT_MS makes the order
+    safe either way."""
     if type(payload) is not Ref:
         return
     found = find(state, payload.data)
-    assert found is not None and found.refs > 0, "what is referred to is here"
+    assert found is not None and found.refs > 0, "a referenced blob is here"
     found.refs -= 1
     _keep(state, found)
     _store(state, found)
@@ -249,25 +251,26 @@ def add_to_journal(state: State, record: Invocation, ref: Ref) -> None:
 
 
 def drop_step(state: State, record: Invocation, step: list[Any]) -> None:
-    """A step of its journal goes. How many bytes it had stays as it was: nothing is added to a journal that is going."""
+    """Release the references of a step whose journal is being removed. The size of the journal stays: nothing is appended
+    to it any more."""
     for ref in refs.in_step(step[0], step[2], step[5]):
         release(state, ref)
         record.blobs -= 1
 
 
 def _keep(state: State, found: Blob) -> None:
-    """Nothing may refer to it: then it goes, but not before its time."""
+    """Schedule the removal of a blob if nothing refers to it."""
     if found.refs:
         return
     if found.due_ms:
-        state.delete(due_key(found.due_ms, found.id))
+        state.delete(due_key(found.due_ms, found.name))
     found.due_ms = min(state.now_ms + KEPT_MS, TIME_MAX)
-    state.put(due_key(found.due_ms, found.id), b"")
+    state.put(due_key(found.due_ms, found.name), b"")
     state.remind_of(found.due_ms)
 
 
 def _store(state: State, found: Blob) -> None:
-    state.put(BLOB + found.id, pack_blob(found))
+    state.put(BLOB + found.name, pack_blob(found))
 
 
 # -- collecting --------------------------------------------------------------------------------------------------------
@@ -278,14 +281,14 @@ def due_key(due_ms: int, blob: bytes) -> bytes:
 
 
 def collect(state: State, budget: int) -> None:
-    """Remove what nothing refers to and whose time has come: about `budget` pieces at most, but at least one blob."""
+    """Remove blobs that are due: about `budget` pieces at most, but at least one blob."""
     end = BLOB_DUE + long_bytes(min(state.now_ms + 1, TIME_MAX))
     due = [key[9:] for key, _ in islice(state.scan(BLOB_DUE, end), max(budget, 1))]
     for blob in due:
         if budget <= 0:
             return
         found = find(state, blob)
-        assert found is not None and not found.refs, "what is due is there, and nothing refers to it"
+        assert found is not None and not found.refs, "a blob that is due exists, and nothing refers to it"
         budget -= 1 if found.object else chunks_of(refs.stored_size(blob))
         _remove(state, found)
 
@@ -294,27 +297,27 @@ def _remove(state: State, found: Blob) -> None:
     if found.object:
         _delete_object(state, found.object)
         state.meta.stored -= 1
-        state.meta.stored_bytes -= refs.stored_size(found.id)
+        state.meta.stored_bytes -= refs.stored_size(found.name)
     _remove_chunks(state, found)
     if found.due_ms:
-        state.delete(due_key(found.due_ms, found.id))
-    state.delete(BLOB + found.id)
+        state.delete(due_key(found.due_ms, found.name))
+    state.delete(BLOB + found.name)
     state.meta.blobs -= 1
 
 
 def _remove_chunks(state: State, found: Blob) -> None:
     if not found.chunks:
         return
-    for index in range(chunks_of(refs.stored_size(found.id))):
-        data = state.get(chunk_key(found.id, index))
+    for index in range(chunks_of(refs.stored_size(found.name))):
+        data = state.get(chunk_key(found.name, index))
         if data is not None:
             state.meta.blob_bytes -= len(data)
-            state.delete(chunk_key(found.id, index))
+            state.delete(chunk_key(found.name, index))
     found.chunks = 0
 
 
 def _delete_object(state: State, name: str) -> None:
-    """Nobody will refer to it any more. Who still reads it began long ago: see KEPT_MS."""
+    """Note an object for deletion. Readers that still use it started long ago: see KEPT_MS."""
     if state.get(GONE + name.encode()) is None:
         state.put(GONE + name.encode(), b"")
         state.meta.gone += 1

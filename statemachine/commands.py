@@ -1,20 +1,22 @@
-"""What a committed entry of a partition may say.
+"""The commands that a committed entry of a partition may hold.
 
-A proposal is a `Batch`: everything one turn of the leader brought, with the leader's clock read once. `apply` handles
-its commands in order. What can be wrong with a command was refused before it was proposed; what a race made obsolete is
-answered with a result, never with an exception.
+A proposal is a `Batch`: all commands of one turn of the leader, with one reading of the leader's clock. `apply` handles
+its commands in order. Invalid commands are refused before they are proposed. A command that a race made obsolete gets a
+result, never an exception.
 
-Ids and object keys are raw bytes (`sdk.ids`), payloads are bytes nobody here looks into, or a reference to bytes that
-were staged before (`refs`, `blobs`), and there is no float.
+Ids are raw bytes (`sdk.ids`). Payloads are opaque bytes, or a reference to bytes that were staged before
+(`refs`, `blobs`). There are no floats.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import msgpack
 
+from holdfast.sdk.ids import InvocationId
 from holdfast.statemachine.levels import LEVEL, TooNew, trimmed
 
 if TYPE_CHECKING:
@@ -30,14 +32,17 @@ else:
 
 Payload: TypeAlias = bytes | Ref
 
+#: How many calls may wait for each other in a chain, unless a setting says otherwise.
+CALL_DEPTH_MAX: Final = 100
 
-class Mode:
+
+class Mode(IntEnum):
     """How a handler shares its key."""
 
-    PLAIN: Final = 0  # no key
-    EXCLUSIVE: Final = 1  # one at a time per key, in order of arrival
-    SHARED: Final = 2  # keyed, beside whatever else runs
-    WORKFLOW: Final = 3  # the main handler of a workflow: once per key
+    PLAIN = 0  # no key
+    EXCLUSIVE = 1  # one at a time per key, in order of arrival
+    SHARED = 2  # keyed, beside whatever else runs
+    WORKFLOW = 3  # the main handler of a workflow: once per key
 
 
 class Retry(NamedTuple):
@@ -52,16 +57,16 @@ class Retry(NamedTuple):
 
 
 class Announce(NamedTuple):
-    """The first command of a leader: from here on its decisions count. Raft puts no older leader's entry behind it."""
+    """The first command of a leader, from which on its decisions count. Raft puts no entry of an older leader after it."""
 
     term: int
     node: str
 
 
 class Invoke(NamedTuple):
-    """Begin an invocation, unless its id is known. What the service looks like was resolved by who proposes it."""
+    """Begin an invocation, unless its id is known. The proposer has resolved the service."""
 
-    id: bytes
+    id: InvocationId
     service: str
     handler: str
     key: str | None
@@ -69,29 +74,31 @@ class Invoke(NamedTuple):
     payload: Payload
     headers: dict[str, str]
     start_at_ms: int  # 0: at once
-    caller: bytes | None  # whose step this is; None: a client's request
+    caller: InvocationId | None  # whose step this is; None: a client's request
     caller_step: int  # which step waits for the outcome; -1: nobody does
     retention_ms: int  # how long the record stays after completion
     idempotency_key: str | None = None  # for people; the id already follows from it
     request_hash: bytes = b""  # of the body of a client's request with an idempotency key
     chain: Sequence[str] = ()  # "service/key" of the keys that its callers hold while they wait for it, outermost first
+    depth: int = 0  # how many invocations wait for it, each for the next; 0: only a client, or nobody
+    callers: Sequence[str] = ()  # the nearest of them, nearest last, if `depth` is close to its limit
 
 
 class Redispatch(NamedTuple):
     """Attempt `epoch` is lost (its stream broke, its leader changed): start another, if it is still the current one."""
 
-    id: bytes
+    id: InvocationId
     epoch: int
 
 
 class RecordStep(NamedTuple):
-    """Append a step to the journal. `child` is a complete Invoke for CALL and SEND, resolved by who proposes.
+    """Append a step to the journal. For CALL and SEND, `child` is a complete Invoke that the proposer has resolved.
 
-    `digest` (`sdk.journal.digest`) stands for what the journal does not keep: the payload of a CALL or SEND, the outcome of a
+    `digest` (`sdk.journal.digest`) replaces what the journal does not keep: the payload of a CALL or SEND, the outcome of a
     RESOLVE or RESOLVE_AWAKEABLE. The proposer computes it, because apply may see a reference in place of the value.
     """
 
-    id: bytes
+    id: InvocationId
     epoch: int
     step: int
     op: int
@@ -105,9 +112,9 @@ class RecordStep(NamedTuple):
 
 
 class RecordRunFailure(NamedTuple):
-    """A RUN failed and may be tried again: counted here, so that no crash resets the count."""
+    """A RUN failed and may be retried. The failure is counted in the journal, so no crash resets the count."""
 
-    id: bytes
+    id: InvocationId
     epoch: int
     step: int
     key: str
@@ -123,7 +130,7 @@ class RecordRunFailure(NamedTuple):
 class RecordIntent(NamedTuple):
     """An at-most-once RUN is about to happen."""
 
-    id: bytes
+    id: InvocationId
     epoch: int
     step: int
     key: str
@@ -134,7 +141,7 @@ class RecordIntent(NamedTuple):
 class RecordRunOutcome(NamedTuple):
     """The outcome of a RUN that is in the journal already."""
 
-    id: bytes
+    id: InvocationId
     epoch: int
     step: int
     outcome: list[Any]
@@ -142,37 +149,37 @@ class RecordRunOutcome(NamedTuple):
 
 
 class AbandonStep(NamedTuple):
-    """The code no longer waits for this step, and must not in replay either."""
+    """The code no longer waits for this step, and must not wait for it in replay either."""
 
-    id: bytes
+    id: InvocationId
     epoch: int
     step: int
 
 
 class SuspendAttempt(NamedTuple):
-    """The attempt ended because it only waits for these steps."""
+    """The attempt ended because it waits for nothing but these steps."""
 
-    id: bytes
+    id: InvocationId
     epoch: int
     steps: list[int]
 
 
 class Complete(NamedTuple):
-    """The handler returned or failed for good. `length`: of the journal that it believes to have written; -1: unknown."""
+    """The handler returned, or failed for good. `length`: the length of the journal as the attempt knows it; -1: unknown."""
 
-    id: bytes
+    id: InvocationId
     epoch: int
     outcome: list[Any]
     deployment: str | None
     length: int = -1
-    #: Whether the SDK lets the code notice a cancellation that came before the output: then another attempt begins.
+    #: Whether the SDK can tell the code about a cancellation that came before the output. Then another attempt begins.
     notices: bool = False
 
 
 class FailAttempt(NamedTuple):
-    """An attempt failed. Back off by the policy, pause after too many, or at once if asked to."""
+    """An attempt failed. Back off by the policy; pause after too many failures, or at once if `pause` is set."""
 
-    id: bytes
+    id: InvocationId
     epoch: int
     failure: list[Any]
     retry: Retry
@@ -183,37 +190,39 @@ class FailAttempt(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Let the code notice: everything it waits for fails as cancelled, also down the tree of its calls."""
+    """Cancel an invocation: everything it waits for fails as cancelled, and its calls are cancelled too. The code may
+    clean up."""
 
-    id: bytes
+    id: InvocationId
 
 
 class Kill(NamedTuple):
-    """End it now, without asking the code; its calls too."""
+    """End an invocation and its calls now, without telling the code."""
 
-    id: bytes
+    id: InvocationId
 
 
 class Pause(NamedTuple):
-    id: bytes
+    id: InvocationId
 
 
 class Resume(NamedTuple):
     """Run a paused or backing-off invocation now; `deployment` moves it to another one."""
 
-    id: bytes
+    id: InvocationId
     deployment: str | None
 
 
 class Restart(NamedTuple):
-    """A new invocation with the input of a completed one, and its journal before `step` (0: nothing but the input).
+    """Start a new invocation with the input of a completed one and its journal before `step` (0: only the input).
 
-    If `new_id` is `id`, it takes the place of the old one. A workflow is always restarted in its place, because its key
-    decides its id; `new_id` then only tells one request from another. The result's message is the id (as text) that runs now.
+    If `new_id` is `id`, the new one replaces the old one. A workflow is always restarted in place, because its key
+    decides its id; `new_id` then only identifies the request. The result's message is the id, as text, of the invocation
+    that now runs.
     """
 
-    id: bytes
-    new_id: bytes
+    id: InvocationId
+    new_id: InvocationId
     step: int
     deployment: str | None  # for a copied prefix; None: where the original ran
 
@@ -221,25 +230,26 @@ class Restart(NamedTuple):
 class Purge(NamedTuple):
     """Forget a completed invocation."""
 
-    id: bytes
+    id: InvocationId
 
 
 class DecideStep(NamedTuple):
-    """An operator or a reconcile hook decides about a RUN that is in doubt: its outcome, or None to run it again."""
+    """An operator or a reconcile hook decides about a RUN in doubt: its outcome, or None to run it again."""
 
-    id: bytes
+    id: InvocationId
     step: int
     outcome: list[Any] | None
 
 
 class CompleteStep(NamedTuple):
-    """An awakeable is resolved or rejected. `answer`: what the step called or attached to completed; only the state
-    machine itself says so, so that nobody can make up the result of a call."""
+    """Complete an awakeable. With `answer`, complete a step that waits for another invocation or a promise: only the
+    state machine sends that, so nobody else can invent the result of a call."""
 
-    id: bytes
+    id: InvocationId
     step: int
     outcome: list[Any]
     answer: bool = False
+    secret: bytes = b""  # of the awakeable, which whoever knows its id knows
 
 
 class CompletePromise(NamedTuple):
@@ -252,7 +262,7 @@ class CompletePromise(NamedTuple):
 
 
 class SetState(NamedTuple):
-    """An operator edits the state of a key nobody is writing to. A value of None removes the name."""
+    """An operator edits the state of a key that nobody is writing to. A value of None removes the name."""
 
     service: str
     key: str
@@ -263,13 +273,13 @@ class SetState(NamedTuple):
 class AttachTo(NamedTuple):
     """A step of another invocation wants the outcome of this one."""
 
-    id: bytes
-    caller: bytes
+    id: InvocationId
+    caller: InvocationId
     caller_step: int
 
 
 class FireTimers(NamedTuple):
-    """Do what is due by the batch's time, at most `limit` of it."""
+    """Fire the timers that are due by the batch's time, at most `limit`."""
 
     limit: int
 
@@ -283,24 +293,25 @@ class Deliver(NamedTuple):
 
 
 class TrimOutbox(NamedTuple):
-    """Partition `target` has taken everything up to `sequence`."""
+    """Partition `target` has accepted all messages up to `sequence`."""
 
     target: int
     sequence: int
 
 
 class SetLimits(NamedTuple):
-    """Bounds of the partition. They are part of its state, because all replicas must draw the same line."""
+    """Limits of the partition. They are part of its state, because all replicas must apply the same limits."""
 
     journal_steps_max: int
     journal_bytes_max: int
     completed_max: int  # how many completed invocations are kept, and
     completed_bytes_max: int  # how many bytes of them, whatever their retention says
     journal_blob_bytes_max: int = 256 * 1024 * 1024
+    call_depth_max: int = CALL_DEPTH_MAX  # how many calls may wait for each other in a chain
 
 
 class TouchBlob(NamedTuple):
-    """Is this large value here, all of it? Then keep it until a command that refers to it can follow."""
+    """Ask whether this large value is completely here, and if so, keep it until a command that refers to it can follow."""
 
     blob: bytes  # sha256 and size: see `refs`
     intake: bool  # for a client's new work, which is refused when there is no room
@@ -334,9 +345,9 @@ class RaiseLevel(NamedTuple):
 
 
 class PostponeAttempt(NamedTuple):
-    """An attempt cannot go on, through no fault of its own: begin another one later. Nothing is counted."""
+    """An attempt cannot continue, through no fault of its own: begin another one later. No failure is counted."""
 
-    id: bytes
+    id: InvocationId
     epoch: int
     failure: list[Any]
     delay_ms: int
@@ -349,7 +360,7 @@ Command: TypeAlias = (
     | TouchBlob | PutBlob | KeepBlob | ForgetObjects | PostponeAttempt | RaiseLevel
 )  # fmt: skip
 
-#: Numbers are for ever: a log written today is replayed by later releases.
+#: Numbers never change: later releases replay logs that were written today.
 NUMBERS: Final[dict[type[Any], int]] = {
     Announce: 1, Invoke: 2, Redispatch: 3, RecordStep: 4, RecordRunFailure: 5, RecordIntent: 6, RecordRunOutcome: 7,
     AbandonStep: 8, SuspendAttempt: 9, Complete: 10, FailAttempt: 11, Cancel: 12, Kill: 13, Pause: 14, Resume: 15,
@@ -358,9 +369,10 @@ NUMBERS: Final[dict[type[Any], int]] = {
     KeepBlob: 29, ForgetObjects: 30, PostponeAttempt: 31, RaiseLevel: 32,
 }  # fmt: skip
 KINDS: Final = {number: kind for kind, number in NUMBERS.items()}
-#: How many of its last fields a command has since level 2. They are left out while they have their defaults.
+#: The number of trailing fields that a command got in level 2. They are left out while they have their defaults.
 _ADDED: Final[dict[type[Any], int]] = {
-    Invoke: 2, RecordStep: 2, RecordRunFailure: 2, RecordRunOutcome: 1, Complete: 1, FailAttempt: 1,
+    Invoke: 4, RecordStep: 2, RecordRunFailure: 2, RecordRunOutcome: 1, Complete: 1, FailAttempt: 1, SetLimits: 1,
+    CompleteStep: 1,
 }  # fmt: skip
 #: The defaults of those fields.
 _LATER: Final = {kind: tuple(kind._field_defaults[name] for name in kind._fields[-n:]) for kind, n in _ADDED.items()}
@@ -371,7 +383,7 @@ _RETRY_AT: Final = {
 
 
 class Batch(NamedTuple):
-    """One proposal. `origin` and `sequence` tell the proposer's own waiters from everybody else's."""
+    """One proposal. By `origin` and `sequence`, its proposer finds those who wait for it."""
 
     origin: bytes
     sequence: int
@@ -389,13 +401,13 @@ def encode_batch(batch: Batch) -> bytes:
 
 
 def batch_head(origin: bytes) -> bytes:
-    """How every batch of this origin begins: one can be told from others without decoding it."""
+    """The first bytes of every batch of this origin, which identify one without decoding it."""
     head: bytes = _packer.pack_array_header(4) + _pack(origin)
     return head
 
 
 def sequence_of(raw: bytes) -> int:
-    """Of a batch that begins with `batch_head` of an origin of 8 bytes."""
+    """The sequence of a batch that begins with `batch_head` of an 8-byte origin."""
     kind = raw[11]
     if kind < 0x80:
         return kind
@@ -403,7 +415,7 @@ def sequence_of(raw: bytes) -> int:
 
 
 def frame_batch(origin: bytes, sequence: int, now_ms: int, rows: list[bytes]) -> bytes:
-    """A batch of commands that are encoded already: whoever bounds bytes needs each command's before it is a batch."""
+    """A batch of encoded commands. The caller has encoded them one by one, to bound their sizes."""
     head = batch_head(origin) + _pack(sequence) + _pack(now_ms)
     return b"".join((head, _packer.pack_array_header(len(rows)), *rows))
 
@@ -421,7 +433,7 @@ def encode_command(command: Command) -> bytes:
 
 
 def row_of(command: Invoke) -> list[Any]:
-    """A command inside another one: a call's child in its `RecordStep`."""
+    """A command inside another one: the child of a call in its `RecordStep`."""
     return list(trimmed(command, _LATER[Invoke]))
 
 

@@ -1,13 +1,17 @@
 """The history of attempts: the newest of those that ended neither in an outcome nor by waiting for steps.
 
-One row per invocation, written when such an attempt ends. An invocation whose attempts all went well has none, and pays
-nothing. It is for people; nothing here decides anything.
+Each invocation has at most one row, written when such an attempt ends. An invocation whose attempts all went well has
+none and costs nothing. The history is for people; nothing is decided by it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
+from holdfast.sdk.ids import InvocationId
+from holdfast.statemachine.outcomes import Packed, failure_of
 from holdfast.statemachine.records import Invocation, pack, unpack
 from holdfast.statemachine.state import State
 from holdfast.statemachine.tables import HISTORY
@@ -17,18 +21,18 @@ KEPT: Final = 20
 MESSAGE_MAX: Final = 300  # characters of each error; the last failure is kept in full elsewhere
 
 
-class Ended:
+class Ended(IntEnum):
     """How an attempt ended."""
 
-    FAILED: Final = 0
-    AGAIN: Final = 1  # its leader changed, or it was handed back: another one took its place
-    POSTPONED: Final = 2  # it could not go on, through no fault of its own
-    PAUSED: Final = 3  # by an operator
-    MOVED: Final = 4  # to another deployment, by an operator
-    LOST: Final = 5  # the process of its handler ended, or the stream to it broke
+    FAILED = 0
+    AGAIN = 1  # its leader changed, or it was handed back, and another attempt replaced it
+    POSTPONED = 2  # it could not continue, through no fault of its own
+    PAUSED = 3  # by an operator
+    MOVED = 4  # to another deployment, by an operator
+    LOST = 5  # the process of its handler ended, or the stream to it broke
 
 
-ENDED_NAMES: Final = {
+ENDED_NAMES: Final[Mapping[int, str]] = {
     Ended.FAILED: "failed",
     Ended.AGAIN: "dispatched again",
     Ended.POSTPONED: "postponed",
@@ -50,16 +54,25 @@ class EndedAttempt(NamedTuple):
     kind: str = ""
 
 
-def remember(state: State, record: Invocation, how: int, failure: list[Any] | None = None) -> None:
-    """The running attempt ends like this. To be called before the record says so."""
+def remember(state: State, record: Invocation, how: Ended, failure: Packed | None = None) -> None:
+    """Record how the running attempt ends. Call it before the record of the invocation changes."""
     if state.level < 2:
         return
     raw = state.get(HISTORY + record.id) if record.lapses else None
     rows: list[Any] = [] if raw is None else unpack(raw)
-    code, message, kind = (0, "", "") if failure is None else failure[1:4]
+    found = None if failure is None else failure_of(failure)
+    code, message, kind = (0, "", "") if found is None else found[:3]
     started_ms, node = record.since_ms, state.meta.leader
     row = EndedAttempt(
-        record.epoch, started_ms, state.now_ms, how, record.deployment, node, code, message[:MESSAGE_MAX], kind
+        epoch=record.epoch,
+        started_ms=started_ms,
+        ended_ms=state.now_ms,
+        how=how,
+        deployment=record.deployment,
+        node=node,
+        code=code,
+        message=message[:MESSAGE_MAX],
+        kind=kind,
     )
     rows.append(row)
     state.put(HISTORY + record.id, pack(rows[-KEPT:]))
@@ -67,7 +80,7 @@ def remember(state: State, record: Invocation, how: int, failure: list[Any] | No
     state.touch(record)
 
 
-def attempts(txn: ReadTxn, ident: bytes) -> list[EndedAttempt]:
+def attempts(txn: ReadTxn, ident: InvocationId) -> list[EndedAttempt]:
     """Oldest first."""
     raw = txn.get(HISTORY + ident)
     return [] if raw is None else [EndedAttempt(*row) for row in unpack(raw)]

@@ -1,18 +1,19 @@
-"""The journal: what an attempt did, step by step, and what each operation means for the rest of the state."""
+"""The journal: the steps of an invocation, and what each operation changes in the rest of the state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Final
 
+from holdfast.sdk.ids import ID_BYTES, InvocationId
 from holdfast.sdk.journal import (
     CANCELLED,
-    NOTHING,
+    By,
     Failure,
     Op,
     pack_outcome,
 )
-from holdfast.statemachine import attempts, blobs, invocation, keys, promises, refs, steps, timers, values
+from holdfast.statemachine import attempts, blobs, invocation, keys, ops, promises, refs, steps, timers, values
 from holdfast.statemachine.commands import (
     AttachTo,
     Cancel,
@@ -24,25 +25,36 @@ from holdfast.statemachine.commands import (
     RecordRunOutcome,
     RecordStep,
 )
-from holdfast.statemachine.effects import OK, AbortAttempt, Acknowledge, Result, SendCompletion
+from holdfast.statemachine.effects import OK, AbortAttempt, Acknowledge, Code, Result, SendCompletion
 from holdfast.statemachine.outbox import post
-from holdfast.statemachine.records import Count, Invocation, pack
+from holdfast.statemachine.outcomes import (
+    DONE,
+    Packed,
+    failed,
+    failure_of,
+    is_cancellation,
+    is_success,
+    payload_of,
+    succeeded,
+)
+from holdfast.statemachine.records import Count, Invocation, Step, pack
 from holdfast.statemachine.state import State
 from holdfast.statemachine.tables import JOURNAL, step_bytes
 
-_CANCELLED: Final[list[Any]] = pack_outcome(CANCELLED)
-_DONE: Final[list[Any]] = [0, NOTHING]
-#: Steps of a journal beyond its limit, at least: for code that compensates.
+_CANCELLED: Final = pack_outcome(CANCELLED)
+#: Steps that a journal may have beyond its limit, at least, so that the code can compensate.
 RESERVE_STEPS: Final = 100
 _WRITERS: Final = (Mode.EXCLUSIVE, Mode.WORKFLOW)
-#: What a cancellation interrupts.
-_CANCELLABLE: Final = frozenset({Op.SLEEP, Op.CALL, Op.PROMISE, Op.AWAKEABLE, Op.ATTACH})
-_STATE_WRITES: Final = frozenset({Op.SET, Op.CLEAR, Op.CLEAR_ALL})
-#: Operations that a journal takes without looking any further, as long as they bring their outcome.
-_PLAIN: Final = frozenset({Op.RUN, Op.VALUE, Op.GET, Op.KEYS})
-_KEYED: Final = frozenset(
-    {Op.GET, Op.SET, Op.CLEAR, Op.CLEAR_ALL, Op.KEYS, Op.PROMISE, Op.PEEK, Op.RESOLVE},
-)
+_CANCELLABLE: Final = ops.those(lambda row: row.cancellable)
+_STATE_WRITES: Final = ops.those(lambda row: row.writes)
+_KEYED: Final = ops.those(lambda row: row.keyed)
+_INVOKES: Final = ops.those(lambda row: row.invokes)
+_RESOLVES: Final = ops.those(lambda row: row.resolves)
+#: Operations that need no further check if they bring their outcome.
+_PLAIN: Final = ops.those(lambda row: row.by is By.ENDPOINT or row.signature.eager)
+_ACCEPTS: Final = {op: row.accepts for op, row in ops.ROWS.items() if row.accepts is not None}
+_CALL: Final = Op.CALL
+_RUN: Final = Op.RUN
 
 
 def record_step(state: State, command: RecordStep) -> Result:
@@ -55,22 +67,22 @@ def record_step(state: State, command: RecordStep) -> Result:
     if record.deployment is None:
         attempts.pin(state, record, deployment)
     if outcome is not None and op in _PLAIN:
-        if record.cancelled and op == Op.RUN and outcome[0] == 1 and outcome[3] == CANCELLED.kind:
+        if record.cancelled and op == _RUN and is_cancellation(outcome):
             record.cancelled = False
-        return _append(state, record, op, key, argument, outcome, began_ms=command.began_ms)
-    check = _CHECKS.get(op)
-    if check is None or not check(argument):
+        return _append(state, record, op, key, argument=argument, outcome=outcome, began_ms=command.began_ms)
+    accepts = _ACCEPTS.get(op)
+    if accepts is None or not accepts(argument):
         return _refuse(state, record, f"the argument of step {index} is not what its operation takes")
     if outcome is not None and op not in _STATE_WRITES:
-        # A call that the proposer refused: the attempt waits for its outcome and does not know it.
-        return _append(state, record, op, key, _kept(command, None), outcome, tell=op == Op.CALL)
+        # The proposer refused this call. The attempt waits for the outcome, which it does not know yet.
+        return _append(state, record, op, key, argument=_kept(command, None), outcome=outcome, tell=op == _CALL)
     if op in _KEYED and not record.oid:
         return _refuse(state, record, f"step {index} needs a key: only objects and workflows have state and promises")
     if op in _STATE_WRITES and record.mode not in _WRITERS:
         return _refuse(state, record, "state can be written only in exclusive handlers")
     if record.cancelled and op in _CANCELLABLE:
         record.cancelled = False
-        return _append(state, record, op, key, _kept(command, None), _CANCELLED, tell=True)
+        return _append(state, record, op, key, argument=_kept(command, None), outcome=_CANCELLED, tell=True)
     return _OPERATIONS[op](state, record, command)
 
 
@@ -86,11 +98,11 @@ def _append(
     tell: bool = False,
     began_ms: int = 0,
 ) -> Result:
-    """Journal it. `done`: nothing is to come for it any more; `tell`: the attempt does not know the outcome yet."""
+    """Append a step. `done`: no outcome is still to come; `tell`: the attempt does not know the outcome yet."""
     index = record.length
     made = record.order = record.order + 1
     if tell:
-        record.order += 1  # It completes after it was made: in replay, too, the code waits for it.
+        record.order += 1  # It completes after it was made, so the code waits for it in replay too.
     order = record.order
     times: tuple[int, ...] = ()
     if state.level >= 2:
@@ -110,7 +122,7 @@ def _append(
     record.length = index + 1
     record.size = size
     if record.failures:
-        record.failures = 0  # It went further than the attempts that failed.
+        record.failures = 0  # It made more progress than the failed attempts.
         record.failing_since_ms = 0
     record.losses = 0
     state.counters(record.service)[Count.STEPS] += 1
@@ -120,13 +132,14 @@ def _append(
     state.effects.append(Acknowledge(record.id, record.epoch, index + 1))
     if tell:
         assert outcome is not None
+        # By position: names would double its price.
         state.effects.append(SendCompletion(record.id, record.epoch, index, order, outcome))
     return OK
 
 
 def _is_full(state: State, record: Invocation, index: int, size: int) -> bool:
-    """Whether a journal of `size` bytes with a step at `index` has no place. Up to level 1 the limit was the end; now the
-    code is told at the limit (by the SDK, which knows it), and may compensate in the reserve."""
+    """Whether a journal of `size` bytes has no room for a step at `index`. At level 1 the limit is final. From level 2
+    on, the SDK tells the code when the limit is reached, and the code may compensate within the reserve."""
     steps_max, bytes_max = state.meta.journal_steps_max, state.meta.journal_bytes_max
     if state.level < 2:
         return index >= steps_max or size > bytes_max
@@ -143,8 +156,8 @@ def _too_long(state: State, record: Invocation) -> Result:
         "values elsewhere"
     )
     state.effects.append(AbortAttempt(record.id, record.epoch, message))
-    invocation.end(state, record, [1, 413, message, "JournalTooLong"])
-    return Result(413, message)
+    invocation.end(state, record, failed(413, message, "JournalTooLong"))
+    return Result(Code.TOO_LARGE, message)
 
 
 def _out_of_place(state: State, record: Invocation, index: int) -> Result:
@@ -152,7 +165,7 @@ def _out_of_place(state: State, record: Invocation, index: int) -> Result:
 
 
 def _refuse(state: State, record: Invocation, message: str) -> Result:
-    """Code that asks for what cannot be will ask for it again: let somebody look at it."""
+    """Pause the invocation for an operator: the code would repeat its invalid request in every attempt."""
     return attempts.refuse(state, record, Failure(500, message, "ProtocolViolation"), pause=True)
 
 
@@ -162,9 +175,11 @@ def _refuse(state: State, record: Invocation, message: str) -> Result:
 def _sleep(state: State, record: Invocation, command: RecordStep) -> Result:
     due_ms = timers.due_in(state, command.argument[0])
     index = record.length
-    result = _append(state, record, Op.SLEEP, command.key, [command.argument[0], due_ms], None, done=False)
+    result = _append(
+        state, record, Op.SLEEP, command.key, argument=[command.argument[0], due_ms], outcome=None, done=False
+    )
     if result is OK:
-        timers.arm(state, due_ms, record.id, index)
+        timers.arm(state, timers.of_step(due_ms, record.id, index))
     return result
 
 
@@ -175,10 +190,14 @@ def _call(state: State, record: Invocation, command: RecordStep) -> Result:
     awaited = command.op == Op.CALL
     argument = _kept(command, child.id)
     index = record.length
-    result = _append(state, record, command.op, command.key, argument, None, done=not awaited)
+    result = _append(state, record, command.op, command.key, argument=argument, outcome=None, done=not awaited)
     if result is OK:
-        chain = invocation.chain_of(state, record) if awaited else ()
-        post(state, child._replace(caller=record.id, caller_step=index if awaited else -1, chain=chain))
+        child = child._replace(caller=record.id, caller_step=-1, chain=(), depth=0, callers=())
+        if awaited:
+            depth, callers = invocation.depth_of_call(state, record)
+            chain = invocation.chain_of(state, record)
+            child = child._replace(caller_step=index, chain=chain, depth=depth, callers=callers)
+        post(state, child)
     return result
 
 
@@ -189,30 +208,28 @@ def _child(row: list[Any] | None) -> Invoke | None:
     return child if type(child.id) is bytes and len(child.id) == 16 else None
 
 
-def _kept(command: RecordStep, child: bytes | None) -> list[Any]:
-    """What stays of an argument: payload and headers of a call are with its child now, and what was resolved has it.
-
-    A hash stays in place of the payload or outcome, so that a later attempt can tell whether it asks for the same.
-    """
+def _kept(command: RecordStep, child: InvocationId | None) -> list[Any]:
+    """The argument that stays in the journal. The payload and headers of a call move to its child, and the outcome of a
+    resolution to its receiver. A digest replaces them, so that replay can compare them."""
     op, argument, digest = command.op, command.argument, command.digest or None
-    if op in (Op.CALL, Op.SEND):
+    if op in _INVOKES:
         return [*argument[:3], digest, None, *argument[5:], child]
-    return [*argument[:-1], digest] if op in (Op.RESOLVE, Op.RESOLVE_AWAKEABLE) else argument
+    return [*argument[:-1], digest] if op in _RESOLVES else argument
 
 
 def _get(state: State, record: Invocation, command: RecordStep) -> Result:
     payload = values.get(state, record.oid, command.argument[0])
-    outcome = [0, NOTHING if payload is None else refs.some_of(payload)]
-    return _append(state, record, Op.GET, command.key, command.argument, outcome, tell=True)
+    outcome = DONE if payload is None else succeeded(refs.some_of(payload))
+    return _append(state, record, Op.GET, command.key, argument=command.argument, outcome=outcome, tell=True)
 
 
 def _keys(state: State, record: Invocation, command: RecordStep) -> Result:
-    outcome = [0, pack(values.names(state, record.oid))]
-    return _append(state, record, Op.KEYS, command.key, command.argument, outcome, tell=True)
+    outcome = succeeded(pack(values.names(state, record.oid)))
+    return _append(state, record, Op.KEYS, command.key, argument=command.argument, outcome=outcome, tell=True)
 
 
 def _write(state: State, record: Invocation, command: RecordStep) -> Result:
-    result = _append(state, record, command.op, command.key, command.argument, None)
+    result = _append(state, record, command.op, command.key, argument=command.argument, outcome=None)
     if result is OK:
         values.apply(state, keys.object_of(state, record), command.op, command.argument)
     return result
@@ -222,56 +239,56 @@ def _promise(state: State, record: Invocation, command: RecordStep) -> Result:
     name = command.argument[0]
     outcome = promises.outcome_of(state, record.oid, name)
     if outcome is not None:
-        return _append(state, record, Op.PROMISE, command.key, command.argument, outcome, tell=True)
+        return _append(state, record, Op.PROMISE, command.key, argument=command.argument, outcome=outcome, tell=True)
     index = record.length
-    result = _append(state, record, Op.PROMISE, command.key, command.argument, None, done=False)
+    result = _append(state, record, Op.PROMISE, command.key, argument=command.argument, outcome=None, done=False)
     if result is OK:
-        promises.join(state, record, keys.object_of(state, record), name, index)
+        promises.join(state, record, keys.object_of(state, record), name, index=index)
     return result
 
 
 def _peek(state: State, record: Invocation, command: RecordStep) -> Result:
-    """A failure is a failure; a value is told from "none yet" as in `some`."""
+    """Return the outcome of a promise. A value is marked by `some`, to tell it from "none yet"."""
     outcome = promises.outcome_of(state, record.oid, command.argument[0])
     if outcome is None:
-        outcome = [0, NOTHING]
-    elif outcome[0] == 0:
-        outcome = [0, refs.some_of(outcome[1])]
-    return _append(state, record, Op.PEEK, command.key, command.argument, outcome, tell=True)
+        outcome = DONE
+    elif is_success(outcome):
+        outcome = succeeded(refs.some_of(payload_of(outcome)))
+    return _append(state, record, Op.PEEK, command.key, argument=command.argument, outcome=outcome, tell=True)
 
 
 def _resolve(state: State, record: Invocation, command: RecordStep) -> Result:
     name, outcome = command.argument
     taken = promises.outcome_of(state, record.oid, name) is not None
-    answer = [1, 409, f"promise {name} has an outcome already", "AlreadyCompleted"] if taken else _DONE
-    result = _append(state, record, Op.RESOLVE, command.key, _kept(command, None), answer, tell=True)
+    answer = failed(409, f"promise {name} has an outcome already", "AlreadyCompleted") if taken else DONE
+    result = _append(state, record, Op.RESOLVE, command.key, argument=_kept(command, None), outcome=answer, tell=True)
     if result is OK and not taken:
         promises.resolve(state, keys.object_of(state, record), name, outcome)
     return result
 
 
 def _awakeable(state: State, record: Invocation, command: RecordStep) -> Result:
-    return _append(state, record, Op.AWAKEABLE, command.key, command.argument, None, done=False)
+    return _append(state, record, Op.AWAKEABLE, command.key, argument=command.argument, outcome=None, done=False)
 
 
 def _resolve_awakeable(state: State, record: Invocation, command: RecordStep) -> Result:
     ident, index, outcome = command.argument
-    result = _append(state, record, Op.RESOLVE_AWAKEABLE, command.key, _kept(command, None), None)
+    result = _append(state, record, Op.RESOLVE_AWAKEABLE, command.key, argument=_kept(command, None), outcome=None)
     if result is OK:
-        post(state, CompleteStep(ident, index, outcome))
+        post(state, CompleteStep(ident[:ID_BYTES], index, outcome, secret=ident[ID_BYTES:]))
     return result
 
 
 def _attach(state: State, record: Invocation, command: RecordStep) -> Result:
     index = record.length
-    result = _append(state, record, Op.ATTACH, command.key, command.argument, None, done=False)
+    result = _append(state, record, Op.ATTACH, command.key, argument=command.argument, outcome=None, done=False)
     if result is OK:
         post(state, AttachTo(command.argument[0], record.id, index))
     return result
 
 
 def _cancel(state: State, record: Invocation, command: RecordStep) -> Result:
-    result = _append(state, record, Op.CANCEL, command.key, command.argument, None)
+    result = _append(state, record, Op.CANCEL, command.key, argument=command.argument, outcome=None)
     if result is OK:
         post(state, Cancel(command.argument[0]))
     return result
@@ -294,81 +311,38 @@ _OPERATIONS: Final[dict[int, Callable[[State, Invocation, RecordStep], Result]]]
     Op.ATTACH: _attach,
     Op.CANCEL: _cancel,
 }
-
-
-def _is_id(value: Any) -> bool:
-    return type(value) is bytes and len(value) == 16
-
-
-def _is_outcome(value: Any) -> bool:
-    return type(value) is list and (
-        (len(value) == 2 and value[0] == 0 and refs.is_payload(value[1])) or (len(value) in (4, 5) and value[0] == 1)
-    )
-
-
-def _is_nothing(argument: list[Any]) -> bool:
-    return True
-
-
-def _is_one_name(argument: list[Any]) -> bool:
-    return len(argument) == 1 and values.is_name(argument[0])
-
-
-def _is_one_id(argument: list[Any]) -> bool:
-    return len(argument) == 1 and _is_id(argument[0])
-
-
-#: An operation that is not here must bring its outcome.
-_CHECKS: Final[dict[int, Callable[[list[Any]], bool]]] = {
-    Op.SLEEP: lambda argument: len(argument) == 1 and type(argument[0]) is int,
-    Op.CALL: lambda argument: len(argument) in (5, 6),  # With an idempotency key,
-    Op.SEND: lambda argument: len(argument) in (6, 7),  # since level 2.
-    Op.GET: _is_one_name,
-    Op.SET: lambda argument: len(argument) == 2 and values.is_name(argument[0]) and refs.is_payload(argument[1]),
-    Op.CLEAR: _is_one_name,
-    Op.CLEAR_ALL: _is_nothing,
-    Op.KEYS: _is_nothing,
-    Op.PROMISE: _is_one_name,
-    Op.PEEK: _is_one_name,
-    Op.RESOLVE: lambda argument: len(argument) == 2 and values.is_name(argument[0]) and _is_outcome(argument[1]),
-    Op.AWAKEABLE: _is_nothing,
-    Op.RESOLVE_AWAKEABLE: lambda argument: (
-        len(argument) == 3 and _is_id(argument[0]) and type(argument[1]) is int and _is_outcome(argument[2])
-    ),
-    Op.ATTACH: _is_one_id,
-    Op.CANCEL: _is_one_id,
-}
+assert _OPERATIONS.keys() == _ACCEPTS.keys(), "apply can carry out every operation that it accepts without an outcome"
 
 
 # -- runs that take more than one command --------------------------------------------------------------------------------
 
 
 def record_intent(state: State, command: RecordIntent) -> Result:
-    """From here on, until its outcome comes, nobody but the attempt knows whether the run took place."""
+    """From here until the outcome comes, only the attempt knows whether the run took place."""
     record = attempts.current(state, command.id, command.epoch)
     if record is None:
         return attempts.STALE
     if record.deployment is None:
         attempts.pin(state, record, command.deployment)
     if command.step == record.length:
-        return _append(state, record, Op.RUN, command.key, [command.name], None, done=False)
+        return _append(state, record, Op.RUN, command.key, argument=[command.name], outcome=None, done=False)
     found = _pending_run(state, record, command.step)
     if found is None:
         return _no_longer_pending(state, record, command.step)
     step, size = found
     if steps.is_retrying(step):
-        timers.disarm(state, step[steps.ARGUMENT][steps.DUE], record.id, command.step)
+        timers.disarm(state, steps.next_try(record, command.step, step))
     steps.forgive(record, step)
-    step[steps.ARGUMENT] = [command.name]
+    step.argument = [command.name]
     steps.stamp(state, record, step)
-    steps.store(state, record, command.step, step, size)
-    # The journal did not grow, so its length cannot tell that this was journaled: say that the run may begin.
+    steps.store(state, record, command.step, step, size=size)
+    # The journal did not grow, so its length does not acknowledge the intent. Tell the attempt that the run may begin.
     steps.let_run(state, record, command.step)
     return OK
 
 
 def record_run_failure(state: State, command: RecordRunFailure) -> Result:
-    """Counted in the step: neither a crash of the handler nor of the leader makes it forget a failure."""
+    """Count the failure in the step, so that no crash of the handler or the leader forgets it."""
     record = attempts.current(state, command.id, command.epoch)
     if record is None:
         return attempts.STALE
@@ -381,22 +355,29 @@ def record_run_failure(state: State, command: RecordRunFailure) -> Result:
         found = _pending_run(state, record, index)
         if found is None:
             return _no_longer_pending(state, record, index)
-        before = found[0][steps.ARGUMENT]
-        failures = before[steps.FAILURES] + 1 if len(before) > steps.SINCE else 1
-        since_ms = before[steps.SINCE] if len(before) > steps.SINCE else now_ms
-    trace = _trace_of(command.failure) if state.level >= 2 else None
-    outcome: list[Any] | None = None
+        tries = steps.tries_of(found[0])
+        failures, since_ms = (1, now_ms) if tries is None else (tries.failures + 1, tries.since_ms)
+    failure = failure_of(command.failure)
+    assert failure is not None, "a failed run brings a failure"
+    trace = failure.extra.get("trace") if failure.extra and state.level >= 2 else None
+    outcome: Packed | None = None
     if record.cancelled:
         outcome = _CANCELLED
         record.cancelled = False
     elif attempts.gives_up(state, command.retry, failures, since_ms):
         times = "once" if failures == 1 else f"{failures} times"
-        outcome = [1, 500, f"{command.name} failed {times}: {command.failure[2]}", "RetriesExhausted"]
-        if trace:
-            outcome.append({"trace": trace})
+        message = f"{command.name} failed {times}: {failure.message}"
+        outcome = failed(500, message, "RetriesExhausted", {"trace": trace} if trace else None)
     if found is None and outcome is not None:
         return _append(
-            state, record, Op.RUN, command.key, [command.name], outcome, tell=True, began_ms=command.began_ms
+            state,
+            record,
+            Op.RUN,
+            command.key,
+            argument=[command.name],
+            outcome=outcome,
+            tell=True,
+            began_ms=command.began_ms,
         )
     if found is not None and outcome is not None:
         steps.finish(state, record, index, *found, outcome, began_ms=command.began_ms)
@@ -406,30 +387,27 @@ def record_run_failure(state: State, command: RecordRunFailure) -> Result:
     if state.level >= 2 and command.retry_after_ms > 0:
         delay_ms = command.retry_after_ms
     due_ms = timers.due_in(state, delay_ms) or 1
-    argument: list[Any] = [command.name, failures, due_ms, command.failure[2], since_ms]
-    if trace:
-        argument.append(trace)
+    argument = steps.Tries(
+        failures=failures, due_ms=due_ms, message=failure.message, since_ms=since_ms, trace=trace
+    ).argument(command.name)
     if found is None:
-        result = _append(state, record, Op.RUN, command.key, argument, None, done=False, began_ms=command.began_ms)
+        result = _append(
+            state, record, Op.RUN, command.key, argument=argument, outcome=None, done=False, began_ms=command.began_ms
+        )
         if result is not OK:
             return result
     else:
         step, size = found
         if steps.is_retrying(step):
-            timers.disarm(state, step[steps.ARGUMENT][steps.DUE], record.id, index)
-        step[steps.ARGUMENT] = argument
+            timers.disarm(state, steps.next_try(record, index, step))
+        step.argument = argument
         steps.stamp(state, record, step, command.began_ms)
-        steps.store(state, record, index, step, size)
+        steps.store(state, record, index, step, size=size)
         state.effects.append(Acknowledge(record.id, record.epoch, record.length))
     if state.level >= 2:
         record.step_failures += 1
-    timers.arm(state, due_ms, record.id, index)
+    timers.arm(state, timers.of_step(due_ms, record.id, index))
     return OK
-
-
-def _trace_of(failure: list[Any]) -> list[str] | None:
-    """The innermost frames of a failure, if it came with them."""
-    return failure[4].get("trace") if len(failure) > 4 and type(failure[4]) is dict else None
 
 
 def record_run_outcome(state: State, command: RecordRunOutcome) -> Result:
@@ -439,22 +417,22 @@ def record_run_outcome(state: State, command: RecordRunOutcome) -> Result:
     found = _pending_run(state, record, command.step)
     if found is None:
         return _no_longer_pending(state, record, command.step)
-    if record.cancelled and command.outcome[0] == 1 and command.outcome[3] == CANCELLED.kind:
+    if record.cancelled and is_cancellation(command.outcome):
         record.cancelled = False
     step, size = found
-    steps.finish(state, record, command.step, step, size, command.outcome, began_ms=command.began_ms)
+    steps.finish(state, record, command.step, step, size=size, outcome=command.outcome, began_ms=command.began_ms)
     state.effects.append(Acknowledge(record.id, record.epoch, record.length))
     return OK
 
 
-def _pending_run(state: State, record: Invocation, index: int) -> tuple[list[Any], int] | None:
+def _pending_run(state: State, record: Invocation, index: int) -> tuple[Step, int] | None:
     found = steps.load(state, record, index)
-    return found if found is not None and found[0][steps.OP] == Op.RUN and steps.is_pending(found[0]) else None
+    return found if found is not None and found[0].op == _RUN and found[0].is_pending else None
 
 
 def _no_longer_pending(state: State, record: Invocation, index: int) -> Result:
-    """An attempt that was told twice to try again may report a run that has its outcome: the first one stays."""
+    """The first outcome stays. An attempt that was told twice to retry may report a run that already has one."""
     found = steps.load(state, record, index)
-    if found is None or found[0][steps.OP] != Op.RUN:
+    if found is None or found[0].op != _RUN:
         return _out_of_place(state, record, index)
-    return Result(200, "the run has its outcome already, or nobody waits for it any more")
+    return Result(Code.UNCHANGED, "the run already has an outcome, or the code no longer waits for it")

@@ -1,12 +1,13 @@
-"""One writer per key: exclusive handlers hold their key from the moment they may run until they complete.
+"""One writer per key: an exclusive handler holds its key from the moment it may run until it completes.
 
-Who comes while the key is held waits in a queue, in order of arrival. Shared handlers hold nothing.
+Later ones wait in a queue, in order of arrival. Shared handlers hold nothing.
 """
 
 from __future__ import annotations
 
 from itertools import islice
 
+from holdfast.sdk.ids import NO_INVOCATION, InvocationId
 from holdfast.statemachine.records import Invocation, Object
 from holdfast.statemachine.state import State
 from holdfast.statemachine.tables import QUEUE, after, long_bytes
@@ -17,7 +18,7 @@ def object_of(state: State, record: Invocation) -> Object:
 
 
 def acquire(state: State, record: Invocation) -> bool:
-    """Whether it holds the key now. If not, it is in the queue."""
+    """Whether the invocation holds the key now. If not, it is in the queue."""
     keyed = object_of(state, record)
     state.touch_object(keyed)
     if not keyed.holder:
@@ -31,7 +32,7 @@ def acquire(state: State, record: Invocation) -> bool:
 
 
 def leave(state: State, record: Invocation) -> None:
-    """It no longer wants to wait."""
+    """Leave the queue."""
     keyed = object_of(state, record)
     _one_less(keyed)
     state.touch_object(keyed)
@@ -39,25 +40,26 @@ def leave(state: State, record: Invocation) -> None:
 
 
 def release(state: State, record: Invocation) -> Invocation | None:
-    """Who holds the key now instead."""
+    """Give the key to the next invocation in the queue, and return that."""
     keyed = object_of(state, record)
-    assert keyed.holder == record.id, "only the holder gives a key back"
-    keyed.holder = b""
+    assert keyed.holder == record.id, "only the holder releases a key"
+    keyed.holder = NO_INVOCATION
     state.touch_object(keyed)
     if not keyed.waiting:
         return None
     queue = QUEUE + record.oid
-    [(key, ident)] = islice(state.scan(queue, after(queue)), 1)
+    [(key, raw)] = islice(state.scan(queue, after(queue)), 1)
+    ident = InvocationId(raw)
     state.delete(key)
-    heir = state.load(ident)
-    assert heir is not None, "whoever waits is active"
+    next_holder = state.load(ident)
+    assert next_holder is not None, "every queued invocation is active"
     _one_less(keyed)
     keyed.holder = ident
-    return heir
+    return next_holder
 
 
 def _one_less(keyed: Object) -> None:
-    """Places start anew with every queue, so that nothing of an idle object has to be remembered."""
+    """Places start again from zero with every queue, so an idle object needs no record."""
     keyed.waiting -= 1
     if not keyed.waiting:
         keyed.place = 0

@@ -1,8 +1,8 @@
 """Invocations by the time they were created, newest first: one row each, active or completed.
 
-Rows are written from level 2 on. What is older is added when the level is raised, a slice with every `FireTimers`, found by
-its journal: journals are written through, so a slice is the same wherever a transaction ends. Until that is done, whoever
-lists invocations reads the tables instead (`Meta.indexed`).
+Rows are written from level 2 on. Rows of older invocations are added after the level is raised, a slice with every
+`FireTimers`. They are found by their journals, which are written through, so a slice is the same wherever a transaction
+ends. Until all are added, lists are read from the tables instead (`Meta.indexed`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final
 
+from holdfast.sdk.ids import InvocationId
 from holdfast.statemachine.records import INDEXED, Invocation, Meta, unpack_completed
 from holdfast.statemachine.state import State
 from holdfast.statemachine.tables import COMPLETED, CREATED, JOURNAL, TIME_MAX, after, long_bytes
@@ -17,8 +18,8 @@ from holdfast.statemachine.tables import COMPLETED, CREATED, JOURNAL, TIME_MAX, 
 POSITION_BYTES: Final = 24
 
 
-def position(created_ms: int, ident: bytes) -> bytes:
-    """Where an invocation stands among all, newest first: positions compare as bytes."""
+def position(created_ms: int, ident: InvocationId) -> bytes:
+    """The position of an invocation among all, newest first. Positions compare as bytes."""
     return long_bytes(TIME_MAX - min(max(created_ms, 0), TIME_MAX)) + ident
 
 
@@ -38,7 +39,7 @@ def remove(state: State, record: Invocation) -> None:
 
 
 def begin(state: State) -> None:
-    """The level was raised: what there is already is to be added."""
+    """The level was raised: start to add rows of older invocations."""
     if next(iter(state.scan(JOURNAL, after(JOURNAL))), None) is None:
         state.meta.indexed = INDEXED
     else:
@@ -50,7 +51,7 @@ def next_due(meta: Meta) -> int | None:
 
 
 def add_older(state: State, limit: int) -> None:
-    """A slice of what was created before level 2."""
+    """Add a slice of the invocations created before level 2."""
     meta = state.meta
     if state.level < 2 or meta.indexed == INDEXED:
         return
@@ -60,7 +61,7 @@ def add_older(state: State, limit: int) -> None:
         if key is None:
             meta.indexed = INDEXED
             return
-        meta.indexed = ident = key[1:17]
+        meta.indexed = ident = InvocationId(key[1:17])
         record = state.load(ident)
         if record is None:
             raw = state.get(COMPLETED + ident)

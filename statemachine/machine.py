@@ -4,16 +4,16 @@
 apply the same log hold the same bytes. What the world must do comes back as effects. Only the leader carries them out,
 and a new leader derives them afresh from state (`queries.pending_effects`), so losing an effect loses nothing.
 
-How the parts hang together. An invocation has a record and a journal. Its record says where it stands (`effects.Status`)
-and which attempt counts (`epoch`). An attempt appends steps; a step that needs something of the world outside the
-attempt (time, another invocation, a promise, a client) is journaled without an outcome and *waits*: it is in the table of
-waiting steps, and whatever will complete it (a timer, the record of the other invocation, the promise) knows its number.
-When the outcome comes it is journaled, and the attempt is told, or, if there is none, the next one begins. An invocation
-that completes tells its caller in the same way, gives its key to the next in the queue, and is kept for a while.
+How the parts work together. An invocation has a record and a journal. The record holds its status (`effects.Status`) and
+the number of its current attempt (`epoch`). An attempt appends steps. A step that depends on something outside the attempt
+(time, another invocation, a promise, a client) is journaled without an outcome and *waits*: it is in the table of waiting
+steps, and the timer, invocation or promise that will complete it knows its number. The outcome is journaled when it comes.
+Then the running attempt is told, or the next attempt begins. An invocation that completes tells its caller in the same way,
+passes its key on, and is kept for a while.
 
-Invocations speak to each other in messages only (`outbox.post`), as if each lived in a partition of its own. Those for
-our own partition are handled here, after the command that caused them; so no message overtakes another, and no function
-calls itself through a chain of invocations.
+Invocations communicate by messages alone (`outbox.post`), as if each lived in a partition of its own. Messages to the own
+partition are handled here, after the command that caused them. So no message overtakes another, and no function calls
+itself through a chain of invocations.
 
 Use: `state.begin(txn)`, then `apply` for every command of the entries at hand, then `state.flush()`, commit,
 `state.take_effects()`.
@@ -22,8 +22,9 @@ Use: `state.begin(txn)`, then `apply` for every command of the entries at hand, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
+from holdfast.sdk.ids import InvocationId, ObjectId
 from holdfast.statemachine import (
     attempts,
     blobs,
@@ -73,15 +74,17 @@ from holdfast.statemachine.commands import (
     TouchBlob,
     TrimOutbox,
 )
-from holdfast.statemachine.effects import OK, ArmTimer, Result
+from holdfast.statemachine.effects import OK, ArmTimer, Code, Result
 from holdfast.statemachine.levels import LEVEL, TooNew
 from holdfast.statemachine.state import State
-from holdfast.statemachine.tables import NO_STEP, PROMISES_STEP, TIME_MAX
+from holdfast.statemachine.tables import TIME_MAX
+from holdfast.statemachine.timers import Kind
 
 
 def apply(state: State, now_ms: int, command: Command) -> Result:
-    """Carry out one command of the log, and whatever this partition has to tell itself because of it."""
-    if now_ms > state.now_ms:  # A leader's clock may be behind its predecessor's; the time of the state never is.
+    """Carry out one command of the log, and the messages to this partition that it causes."""
+    # A leader's clock may be behind its predecessor's. The time of the state never goes back.
+    if now_ms > state.now_ms:
         state.now_ms = min(now_ms, TIME_MAX)
     refusal = blobs.missing(state, command)
     if refusal is not None:
@@ -95,7 +98,7 @@ def apply(state: State, now_ms: int, command: Command) -> Result:
 
 
 def _announce(state: State, command: Announce) -> Result:
-    """Raft puts no entry of an older leader behind this one, so there is nothing to fence: attempts have epochs."""
+    """Raft puts no entry of an older leader after this one, so nothing needs fencing here; attempts have epochs."""
     state.meta.term = command.term
     state.meta.leader = command.node
     return OK
@@ -109,6 +112,7 @@ def _set_limits(state: State, command: SetLimits) -> Result:
         meta.completed_max,
         meta.completed_bytes_max,
         meta.journal_blob_bytes_max,
+        meta.call_depth_max,
     ) = (max(limit, 0) for limit in command)
     if retention.is_too_much(meta):
         state.remind_of(state.now_ms)
@@ -119,7 +123,7 @@ def _raise_level(state: State, command: RaiseLevel) -> Result:
     if command.level > LEVEL:
         raise TooNew(f"partition {state.partition}", command.level)
     if command.level <= state.level:
-        return Result(200, f"the level is {state.level}")
+        return Result(Code.UNCHANGED, f"the level is already {state.level}")
     state.level = state.meta.level = command.level
     listing.begin(state)
     return OK
@@ -127,17 +131,20 @@ def _raise_level(state: State, command: RaiseLevel) -> Result:
 
 def _fire(state: State, command: FireTimers) -> Result:
     due = timers.take_due(state, max(command.limit, 1))
-    for due_ms, ident, step in due:
-        if step == PROMISES_STEP:
-            promises.awaken(state, ident)
-            continue
-        record = state.load(ident)
-        if record is None:
-            continue
-        if step == NO_STEP:
-            invocation.awaken(state, record, due_ms)
-        else:
-            steps.awaken(state, record, step)
+    for timer in due:
+        match timer.kind:
+            case Kind.STEP:
+                record = state.load(InvocationId(timer.id))
+                if record is not None:
+                    steps.awaken(state, record, timer.step)
+            case Kind.INVOCATION:
+                record = state.load(InvocationId(timer.id))
+                if record is not None:
+                    invocation.awaken(state, record, timer.due_ms)
+            case Kind.PROMISES:
+                promises.awaken(state, ObjectId(timer.id))
+            case _:
+                assert_never(timer.kind)
     retention.expire(state, max(command.limit, 1) - len(due))
     blobs.collect(state, max(command.limit, 1))
     listing.add_older(state, max(command.limit, 1))

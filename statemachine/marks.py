@@ -1,12 +1,14 @@
-"""How far the messages between partitions are in one partition's state, and whether states of several fit together.
+"""The message numbers between partitions in one partition's state, and whether the states of several partitions fit
+together.
 
-Messages from p to q are numbered without gaps. p keeps each until q has it, q takes each number once. So the states of p and
-q, each taken from its own history at a moment of its own, fit together exactly when
+Messages from p to q are numbered without gaps. p keeps each message until q has it; q accepts each number once. States of
+p and q, each taken at a point of its own history, fit together exactly when
 
     trimmed(p, q) <= taken(q, p) <= sent(p, q)
 
-Were something trimmed and not taken, it would be lost: p has it no more, and q does not have it yet. Were something taken and
-not sent, p would later give its number to another message, which q would pass over as one that it has (docs/adr/0003).
+A message that was trimmed but not taken would be lost: p no longer has it, and q does not have it yet. If a message was
+taken but not sent, p would later give its number to another message, and q would skip that one as already taken
+(docs/adr/0003).
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ def _trimmed(txn: ReadTxn, target: int, sent: int) -> int:
 
 
 def why_not_together(marks: Mapping[int, Marks]) -> str | None:
-    """What would be lost or doubled if these partitions went on from these states; None: nothing."""
+    """What would be lost or repeated if these partitions continued from these states. None: nothing."""
     for source, mine in marks.items():
         for target, its in marks.items():
             sent, trimmed = mine.sent.get(target, 0), mine.trimmed.get(target, 0)

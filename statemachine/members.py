@@ -1,8 +1,9 @@
-"""Who is in the cluster, and which nodes hold which partition. Part of the meta group's state: pure, like all of it.
+"""The nodes of the cluster, and which nodes hold which partition. Part of the meta group's state, and as pure as the rest
+of it.
 
-The table says what *is*, not what is wished: a change is made in the partition's own log, by sealing, and is written down
-here when it has happened. Its epoch is the epoch of that log, so that news that arrive late are told from new ones. What
-should be changed next follows from the table and the nodes (`next_change`), so whoever has to see to it needs no memory.
+The table says what *is*, not what is wanted. A change is made in the partition's own log, by sealing, and recorded here
+afterwards. Its epoch is the epoch of that log, so late news can be told from new. The next change follows from the table
+and the nodes (`next_change`), so the controller needs no memory.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from holdfast.statemachine.effects import Result
+from holdfast.statemachine.effects import Code, Result
 
 ACTIVE: Final = "active"
 DRAINING: Final = "draining"  # Leads nothing.
 LEAVING: Final = "leaving"  # Leads nothing, and its replicas move away.
-REMOVED: Final = "removed"  # For ever: what it acknowledged under its name may be lost, so the name is not used again.
+REMOVED: Final = "removed"  # Permanent: what it acknowledged may be lost, so its name is not used again.
 STATES: Final = (ACTIVE, DRAINING, LEAVING, REMOVED)
 
 NODES_MAX: Final = 1000  # The removed ones included.
@@ -24,7 +25,7 @@ MEMBERS_MAX: Final = 15  # Of one group, as in the log.
 
 
 class Member(NamedTuple):
-    """A node as the others know it. The zone is where it stands: a host, a rack; empty: it stands alone."""
+    """A node as the others know it. The zone is its failure domain: a host or a rack; empty: the node is its own."""
 
     name: str
     zone: str
@@ -45,7 +46,7 @@ class Replicas(NamedTuple):
 
 
 class PutNode(NamedTuple):
-    """A node tells where it is, or an operator adds one. Its state stays what it is."""
+    """A node tells its address, or an operator adds a node. The state of a known node stays."""
 
     name: str
     zone: str
@@ -60,7 +61,7 @@ class SetNodeState(NamedTuple):
 
 
 class AssignPartition(NamedTuple):
-    """The log of a partition has these members since this epoch of it."""
+    """The log of a partition has had these members since this epoch."""
 
     partition: int
     members: list[str]
@@ -71,7 +72,7 @@ class Membership:
     def __init__(self) -> None:
         self.nodes: dict[str, Member] = {}
         self.table: dict[int, Replicas] = {}
-        #: As it was founded: a founder that missed the beginning makes its groups by this.
+        #: The table at the founding. A founder that missed the beginning creates its groups from it.
         self.first: dict[int, tuple[str, ...]] = {}
         self.replication = 0
 
@@ -99,37 +100,40 @@ class Membership:
     def put(self, command: PutNode) -> Result:
         known = self.nodes.get(command.name)
         if known is None and len(self.nodes) >= NODES_MAX:
-            return Result(507, f"there are {NODES_MAX} nodes already")
+            return Result(Code.FULL, f"there are {NODES_MAX} nodes already")
         if known is not None and known.state == REMOVED:
-            return Result(409, f"{command.name} was removed from the cluster, and a name is not used again")
+            return Result(
+                Code.CONFLICT,
+                f"{command.name} was removed from the cluster, and names are not reused: choose another name",
+            )
         new = Member(*command, state=known.state if known is not None else ACTIVE)
         if new == known:
-            return Result(200, "unchanged")
+            return Result(Code.UNCHANGED, "unchanged")
         self.nodes[command.name] = new
         return Result()
 
     def set_state(self, command: SetNodeState) -> Result:
         known = self.nodes.get(command.name)
         if known is None:
-            return Result(404, f"there is no node {command.name}")
+            return Result(Code.NOT_FOUND, f"there is no node {command.name}")
         if known.state == command.state:
-            return Result(200, "unchanged")
+            return Result(Code.UNCHANGED, "unchanged")
         if known.state == REMOVED:
-            return Result(409, f"{command.name} was removed from the cluster")
+            return Result(Code.CONFLICT, f"{command.name} was removed from the cluster")
         if command.state not in STATES:
-            return Result(409, f"there is no such state: {command.state:.50}")
+            return Result(Code.CONFLICT, f"there is no such state: {command.state:.50}")
         staying = [node for node in self.nodes.values() if node.state in (ACTIVE, DRAINING)]
         if command.state in (LEAVING, REMOVED) and known.state in (ACTIVE, DRAINING) and len(staying) == 1:
-            return Result(409, f"{command.name} is the last node")
+            return Result(Code.CONFLICT, f"{command.name} is the last node")
         self.nodes[command.name] = known._replace(state=command.state)
         return Result()
 
     def assign(self, command: AssignPartition) -> Result:
         known = self.table.get(command.partition)
         if known is None:
-            return Result(404, f"there is no partition {command.partition}")
+            return Result(Code.NOT_FOUND, f"there is no partition {command.partition}")
         if command.epoch <= known.epoch:
-            return Result(200, "known already")
+            return Result(Code.UNCHANGED, "known already")
         self.table[command.partition] = Replicas(tuple(sorted(command.members)), command.epoch)
         return Result()
 
@@ -162,11 +166,12 @@ def next_change(
     present: Collection[str],
     moving: Mapping[int, Sequence[str]] | None = None,
 ) -> tuple[str, ...] | None:
-    """The members that a partition should have after one change: one more, one less or one replaced. None: it is well.
+    """The members that a partition should have after one change: one more, one less or one replaced. None: no change is
+    needed.
 
-    `ready` are the nodes that can take a replica now, `present` those that can be reached; `moving` is what other partitions
-    are about to have. A live replica is never given up for a better place while another one cannot be reached: a copy
-    that is being made is no substitute for one that is there.
+    `ready` are the nodes that can take a replica now, `present` those that can be reached; `moving` is the planned
+    members of other partitions. A live replica is never given up for a better place while another one cannot be reached:
+    an unfinished copy does not replace a finished one.
     """
     nodes, members = membership.nodes, membership.table[number].members
     load: Counter[str] = Counter()
@@ -181,7 +186,7 @@ def next_change(
 
     def changed(out: Member | None, into: Member | None) -> tuple[str, ...]:
         if len(members) == 1 and into is not None:
-            out = None  # Who leads the change must be there after it: first two, then the new one alone.
+            out = None  # The leader of a change must still be a member after it: first two members, then the new one alone.
         names = {*members} - ({out.name} if out is not None else set())
         return tuple(sorted(names | ({into.name} if into is not None else set())))
 
@@ -201,8 +206,8 @@ def next_change(
     if len(members) > size:
         return changed((lost or crowded)[0], None)
     if lost:
-        return None  # It comes back, or an operator removes it: then it is replaced.
-    # All are there: now better places, if any. Each change lowers what is compared, so there is an end to it.
+        return None  # It comes back, or an operator removes it and it is replaced.
+    # All are present: look for better places. Each change lowers the compared value, so this ends.
     for out in crowded:
         rest = [node for node in here if node is not out]
         into = best(rest)
@@ -214,7 +219,7 @@ def next_change(
 
 
 def _together(node: Member, others: Sequence[Member]) -> int:
-    """How many others stand in its place."""
+    """The number of others in the same place."""
     return sum(other.place == node.place for other in others if other is not node)
 
 

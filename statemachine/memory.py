@@ -1,4 +1,4 @@
-"""A transaction's table in memory: what tests and tools run the state machine on, without a disk."""
+"""A transaction's table in memory, so that tests and tools can run the state machine without a disk."""
 
 from __future__ import annotations
 

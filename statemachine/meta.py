@@ -1,11 +1,11 @@
 """What a committed command of the meta group means: deployments, the services they offer, and the cluster's settings.
 
-Small and read all the time, so the state is plain Python values in memory. It is a function of the log, like a
-partition's: `apply` takes the state and a command, changes the state and says what it did. Two nodes that register
-deployments at the same moment are put in order here, which is why the check for breaking changes is made at apply.
+The state is small and read all the time, so it is plain Python values in memory. Like a partition's, it is a function of
+the log: `apply` takes the state and a command, changes the state, and returns what it did. The log orders registrations
+by several nodes, so apply checks for breaking changes.
 
-A deployment is immutable (P7): code that resumes is the code that started. The same uri with another manifest is
-refused, unless it is forced: then the deployment keeps its id, and what runs on it goes on with the changed code.
+A deployment is immutable (P7): code that resumes is the code that started. The same uri with another manifest is refused
+unless it is forced. A forced deployment keeps its id, and its invocations continue on the changed code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
 
-from holdfast.statemachine.effects import Result
+from holdfast.statemachine.access import CreateToken, NoteTokenUse, RevokeToken, RotateToken, Tokens
+from holdfast.statemachine.audit import RecordActs, Trail, read_acts
+from holdfast.statemachine.effects import Code, Result
+from holdfast.statemachine.identity import AddIdentityKey, Identity, RetireIdentityKey
 from holdfast.statemachine.levels import FIRST, LEVEL, TooNew, trimmed
 from holdfast.statemachine.members import AssignPartition, Membership, PutNode, SetNodeState
 
@@ -29,7 +32,7 @@ SERVICES_MAX: Final = 5000
 
 
 class Handler(NamedTuple):
-    """A handler as its manifest describes it. Schemas are JSON text: nobody but people and the console reads them."""
+    """A handler as its manifest describes it. Schemas are JSON text, which only people and the console read."""
 
     name: str
     mode: str
@@ -69,9 +72,9 @@ class Deployment(NamedTuple):
         return next((service for service in self.services if service.name == name), None)
 
     def same_manifest(self, command: RegisterDeployment, level: int) -> bool:
-        """Whether callers, and the invocations that run on it, find what they found before.
+        """Whether nothing changed for callers and for running invocations.
 
-        The SDK may be another release, which may speak further versions of the protocol besides those of before.
+        The release of the SDK may have changed, and may support further versions of the protocol.
         """
         if self.services != command.services or self.modes != command.modes:
             return False
@@ -85,7 +88,7 @@ class Deployment(NamedTuple):
 
 
 class FoundCluster(NamedTuple):
-    """The first command of a cluster's life. The number of partitions is fixed for ever: the first one counts."""
+    """The first command of a cluster. The number of partitions is fixed for ever; the first command counts."""
 
     cluster: str
     partitions: int
@@ -106,14 +109,15 @@ class RegisterDeployment(NamedTuple):
 
 
 class RemoveDeployment(NamedTuple):
-    """`force` removes also what new invocations would go to. Whether it is drained was looked up by who proposes."""
+    """Remove a deployment. `force` removes even one that new invocations use. The proposer has checked whether it is
+    drained."""
 
     id: str
     force: bool
 
 
 class RestoreDeployment(NamedTuple):
-    """A deployment as the cluster had it that this one is made from. Only while this one is not founded."""
+    """A deployment of the cluster that this one is restored from. Accepted only before this one is founded."""
 
     id: str
     uri: str
@@ -127,9 +131,9 @@ class RestoreDeployment(NamedTuple):
 
 
 class RestoreCluster(NamedTuple):
-    """Founds a cluster that is made from a backup, when all its deployments are there.
+    """Found a cluster that is restored from a backup, when all its deployments are there.
 
-    The states of its partitions are on the disks of certain nodes already, so `placement` names the members of each.
+    Certain nodes already have the states of its partitions on their disks, so `placement` names the members of each.
     """
 
     cluster: str
@@ -155,9 +159,16 @@ MetaCommand: TypeAlias = (
     | RestoreDeployment
     | RestoreCluster
     | RaiseLevel
+    | CreateToken
+    | RotateToken
+    | RevokeToken
+    | NoteTokenUse
+    | RecordActs
+    | AddIdentityKey
+    | RetireIdentityKey
 )
 
-#: Numbers are for ever: a log written today is replayed by later releases.
+#: Numbers never change: later releases replay logs that were written today.
 NUMBERS: Final[dict[type[Any], int]] = {
     FoundCluster: 1,
     RegisterDeployment: 2,
@@ -168,14 +179,21 @@ NUMBERS: Final[dict[type[Any], int]] = {
     RestoreDeployment: 7,
     RestoreCluster: 8,
     RaiseLevel: 9,
+    CreateToken: 10,
+    RotateToken: 11,
+    RevokeToken: 12,
+    NoteTokenUse: 13,
+    RecordActs: 14,
+    AddIdentityKey: 15,
+    RetireIdentityKey: 16,
 }
 KINDS: Final = {number: kind for kind, number in NUMBERS.items()}
-#: The defaults of the fields that a command has since level 2. They are left out while they have them.
+#: The defaults of the fields that a command got in level 2. They are left out while they have their defaults.
 _LATER: Final[dict[type[Any], tuple[Any, ...]]] = {FoundCluster: (FIRST,)}
 
 
 class Proposal(NamedTuple):
-    """One entry of the meta group. `origin` and `sequence` tell the proposer's own waiters from everybody else's."""
+    """One entry of the meta group. By `origin` and `sequence`, its proposer finds those who wait for it."""
 
     origin: bytes
     sequence: int
@@ -198,6 +216,8 @@ def decode(raw: bytes) -> Proposal:
         raise TooNew(f"command {row[0]} of the meta group's log", LEVEL + 1)
     if kind in (RegisterDeployment, RestoreDeployment):
         fields[2] = [_service(service) for service in fields[2]]
+    elif kind is RecordActs:
+        fields[1] = read_acts(fields[1])
     return Proposal(origin, sequence, now_ms, kind(*fields))
 
 
@@ -210,7 +230,8 @@ def _service(row: list[Any]) -> Service:
 
 
 class MetaState:
-    """All of it. `offers` says for each service which deployments offer it, oldest first: the last one is current."""
+    """The whole state. `offers` lists for each service the deployments that offer it, oldest first: the last one is
+    current."""
 
     def __init__(self) -> None:
         self.cluster = ""
@@ -221,18 +242,23 @@ class MetaState:
         self.now_ms = 0
         self.membership = Membership()
         self.level = FIRST  # See `levels`.
+        self.tokens = Tokens()
+        self.trail = Trail()
+        self.identity = Identity()
 
     def current(self, service: str) -> Deployment | None:
-        """Where new invocations of a service go."""
+        """The deployment that new invocations of a service use."""
         offers = self.offers.get(service)
         return self.deployments[offers[-1]] if offers else None
 
     def at(self, uri: str) -> Deployment | None:
-        """The deployment registered at a uri: there is never more than one."""
+        """The deployment registered at a uri. There is never more than one."""
         return next((deployment for deployment in self.deployments.values() if deployment.uri == uri), None)
 
 
 def encode_state(state: MetaState) -> bytes:
+    """For backups. Tokens, the audit trail and the identity are not part of it: they belong to one cluster, and a cluster made
+    from a backup is another one."""
     packed: bytes = msgpack.packb(
         (
             state.cluster,
@@ -264,7 +290,7 @@ def decode_state(raw: bytes) -> MetaState:
 
 
 class Outcome(NamedTuple):
-    """What a proposer is told. `result.code`: 0 done, 200 already so, 404, 409 and 507 as HTTP means them."""
+    """What a proposer is told."""
 
     result: Result
     deployment: str | None = None
@@ -272,7 +298,7 @@ class Outcome(NamedTuple):
 
 
 def apply(state: MetaState, now_ms: int, command: MetaCommand) -> Outcome:
-    """Total: what can be wrong with a manifest was refused before it was proposed."""
+    """Total: an invalid manifest was refused before it was proposed."""
     state.now_ms = max(state.now_ms, now_ms)
     if type(command) is FoundCluster:
         return _found(state, command)
@@ -288,8 +314,22 @@ def apply(state: MetaState, now_ms: int, command: MetaCommand) -> Outcome:
         return Outcome(state.membership.assign(command))
     if type(command) is RaiseLevel:
         return _raise_level(state, command.level)
+    if type(command) is CreateToken:
+        return Outcome(state.tokens.create(command, state.now_ms))
+    if type(command) is RotateToken:
+        return Outcome(state.tokens.rotate(command, state.now_ms))
+    if type(command) is RevokeToken:
+        return Outcome(state.tokens.revoke(command))
+    if type(command) is NoteTokenUse:
+        return Outcome(state.tokens.note_use(command))
+    if type(command) is RecordActs:
+        return Outcome(state.trail.record(command))
+    if type(command) is AddIdentityKey:
+        return Outcome(state.identity.add(command, state.now_ms))
+    if type(command) is RetireIdentityKey:
+        return Outcome(state.identity.retire(command))
     if state.partitions:
-        return Outcome(Result(200, f"the cluster has {state.partitions} partitions"))
+        return Outcome(Result(Code.UNCHANGED, f"the cluster has {state.partitions} partitions"))
     if type(command) is RestoreDeployment:
         state.deployments[command.id] = Deployment(*command)
         return Outcome(Result(), command.id)
@@ -299,7 +339,7 @@ def apply(state: MetaState, now_ms: int, command: MetaCommand) -> Outcome:
 
 def _found(state: MetaState, command: FoundCluster) -> Outcome:
     if state.partitions:
-        return Outcome(Result(200, f"the cluster has {state.partitions} partitions"))
+        return Outcome(Result(Code.UNCHANGED, f"the cluster has {state.partitions} partitions"))
     state.cluster, state.partitions = command.cluster, command.partitions
     state.membership.found(partitions=command.partitions, founders=command.founders, replication=command.replication)
     _raise_level(state, command.level)
@@ -310,7 +350,7 @@ def _raise_level(state: MetaState, level: int) -> Outcome:
     if level > LEVEL:
         raise TooNew("the meta group", level)
     if level <= state.level:
-        return Outcome(Result(200, f"the level is {state.level}"))
+        return Outcome(Result(Code.UNCHANGED, f"the level is {state.level}"))
     state.level = level
     return Outcome(Result())
 
@@ -318,7 +358,7 @@ def _raise_level(state: MetaState, level: int) -> Outcome:
 def _restore(state: MetaState, command: RestoreCluster) -> Outcome:
     missing = {id_ for offers in command.offers.values() for id_ in offers} - set(state.deployments)
     if missing:
-        return Outcome(Result(409, f"deployments are missing: {', '.join(sorted(missing))}"))
+        return Outcome(Result(Code.CONFLICT, f"deployments are missing: {', '.join(sorted(missing))}"))
     state.cluster, state.partitions = command.cluster, len(command.placement)
     state.offers = {service: list(ids) for service, ids in command.offers.items() if ids}
     state.revisions = dict(command.revisions)
@@ -327,10 +367,12 @@ def _restore(state: MetaState, command: RestoreCluster) -> Outcome:
 
 
 def restored(old: MetaState, *, cluster: str, placement: list[list[str]], replication: int) -> list[MetaCommand]:
-    """What makes a new cluster know what an old one knew, in order. Its nodes are its own."""
+    """The commands that tell a new cluster, in order, what an old one knew. Its nodes are its own."""
     return [
         *(RestoreDeployment(*deployment) for deployment in old.deployments.values()),
-        RestoreCluster(cluster, placement, replication, old.offers, old.revisions),
+        RestoreCluster(
+            cluster=cluster, placement=placement, replication=replication, offers=old.offers, revisions=old.revisions
+        ),
     ]
 
 
@@ -342,7 +384,7 @@ def _register(state: MetaState, command: RegisterDeployment) -> Outcome:
         if there is not None:
             return Outcome(
                 Result(
-                    409,
+                    Code.CONFLICT,
                     f"{command.uri} is registered as {there.id} with another manifest, and a deployment never changes: "
                     "invocations that started on it must find their code again",
                 ),
@@ -351,15 +393,15 @@ def _register(state: MetaState, command: RegisterDeployment) -> Outcome:
             )
         breaking = [text for service in command.services for text in breaking_changes(state, service)]
         if breaking:
-            return Outcome(Result(409, "the deployment would break callers"), None, tuple(breaking))
+            return Outcome(Result(Code.CONFLICT, "the deployment would break callers"), None, tuple(breaking))
     if there is None and len(state.deployments) >= DEPLOYMENTS_MAX:
-        return Outcome(Result(507, f"there are {DEPLOYMENTS_MAX} deployments already: remove those that are drained"))
+        return Outcome(Result(Code.FULL, f"there are already {DEPLOYMENTS_MAX} deployments: remove drained ones"))
     fresh = [service.name for service in command.services if service.name not in state.revisions]
     if len(state.revisions) + len(fresh) > SERVICES_MAX:
-        return Outcome(Result(507, f"there are {SERVICES_MAX} services already"))
+        return Outcome(Result(Code.FULL, f"there are already {SERVICES_MAX} services"))
     id_ = there.id if there is not None else command.id
     if there is None and id_ in state.deployments:
-        return Outcome(Result(409, f"the id {id_} is taken: try again"))  # Two random ids were equal.
+        return Outcome(Result(Code.CONFLICT, f"the id {id_} is already used: try again"))  # Two random ids were equal.
     _withdraw(state, id_)
     revisions = {}
     for service in command.services:
@@ -368,15 +410,22 @@ def _register(state: MetaState, command: RegisterDeployment) -> Outcome:
         state.offers.setdefault(service.name, []).append(id_)
     created_ms = there.created_ms if there is not None else state.now_ms
     state.deployments[id_] = Deployment(
-        id_, command.uri, copy.deepcopy(command.services), command.sdk, list(command.modes), list(command.protocol),
-        dict(command.metadata), created_ms, revisions,
-    )  # fmt: skip
+        id=id_,
+        uri=command.uri,
+        services=copy.deepcopy(command.services),
+        sdk=command.sdk,
+        modes=list(command.modes),
+        protocol=list(command.protocol),
+        metadata=dict(command.metadata),
+        created_ms=created_ms,
+        revisions=revisions,
+    )
     return Outcome(Result(), id_)
 
 
 def _register_again(state: MetaState, there: Deployment, command: RegisterDeployment) -> Outcome:
-    """The same uri and manifest: nothing changes but the metadata and what the SDK says of itself. Forced, the deployment
-    also becomes the newest again."""
+    """The same uri and manifest: only the metadata and the SDK's description change. If forced, the deployment also
+    becomes the newest again."""
     metadata = dict(command.metadata) if command.metadata else there.metadata
     state.deployments[there.id] = there._replace(sdk=command.sdk, protocol=list(command.protocol), metadata=metadata)
     if command.force:
@@ -384,18 +433,21 @@ def _register_again(state: MetaState, there: Deployment, command: RegisterDeploy
             offers = state.offers[service.name]
             offers.remove(there.id)
             offers.append(there.id)
-    return Outcome(Result(200, "unchanged"), there.id)
+    return Outcome(Result(Code.UNCHANGED, "unchanged"), there.id)
 
 
 def _remove(state: MetaState, command: RemoveDeployment) -> Outcome:
     deployment = state.deployments.get(command.id)
     if deployment is None:
-        return Outcome(Result(404, f"there is no deployment {command.id}"))
+        return Outcome(Result(Code.NOT_FOUND, f"there is no deployment {command.id}"))
     newest = [name for name in deployment.revisions if state.offers[name][-1] == command.id]
     if newest and not command.force:
         services = ", ".join(sorted(newest))
         return Outcome(
-            Result(409, f"{command.id} is where new invocations of {services} go: register a newer deployment first"),
+            Result(
+                Code.CONFLICT,
+                f"{command.id} is where new invocations of {services} go: register a newer deployment first",
+            ),
             command.id,
             tuple(f"{name}: this is its newest revision" for name in sorted(newest)),
         )
@@ -412,7 +464,7 @@ def _withdraw(state: MetaState, deployment: str) -> None:
 
 
 def breaking_changes(state: MetaState, service: Service) -> list[str]:
-    """What callers of a service's current revision would miss in a new one, in sentences."""
+    """What callers of a service's current revision would miss in a new one, as sentences."""
     deployment = state.current(service.name)
     current = deployment.service(service.name) if deployment is not None else None
     return _service_differences(current, service) if current is not None else []
@@ -437,7 +489,7 @@ def _service_differences(old: Service, new: Service) -> list[str]:
 
 
 def _manifest_differences(old: list[Service], new: list[Service]) -> list[str]:
-    """What changed at one uri: more than what breaks callers, because replay depends on all of it."""
+    """Everything that changed at one uri: more than what breaks callers, because replay depends on all of it."""
     by_name = {service.name: service for service in new}
     found = []
     for was in old:

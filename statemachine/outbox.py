@@ -1,11 +1,11 @@
-"""Messages to other partitions: written with what caused them, taken exactly once by the receiver.
+"""Messages to other partitions: written together with the change that caused them, and accepted exactly once.
 
-A message is a packed command. Each pair of partitions has one sequence without gaps, so the receiver needs to remember
-one number per source. Whatever is for the partition itself is not written at all: it is handled in the same apply, after
-the command that caused it.
+A message is a packed command. Each pair of partitions has one sequence without gaps, so the receiver remembers one number
+per source. Messages to the own partition are not written: they are handled in the same apply, after the command that
+caused them.
 
-A message that refers to large values keeps them here until it is taken (`PARCEL`). The receiver takes it only if it has them
-too, so whoever carries it stages them there first.
+A message that refers to large values keeps them here until it is accepted (`PARCEL`). The receiver accepts it only if it
+has the values too, so the sender stages them there first.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from holdfast.statemachine.commands import (
     decode_command,
     encode_command,
 )
-from holdfast.statemachine.effects import OK, FlushOutbox, Result
+from holdfast.statemachine.effects import OK, Code, FlushOutbox, Result
 from holdfast.statemachine.levels import LEVEL, TooNew
 from holdfast.statemachine.records import pack, unpack
 from holdfast.statemachine.state import State
 from holdfast.statemachine.tables import OUTBOX, PARCEL, outbox_key, parcel_key, partition_bytes
 
-#: What one invocation may tell another.
+#: The commands that one invocation may send to another.
 MESSAGES: Final = (Invoke, CompleteStep, AttachTo, Cancel, Kill)
 
 
 def post(state: State, message: Invoke | CompleteStep | AttachTo | Cancel | Kill) -> None:
-    """To the partition of `message.id`, in order of posting."""
+    """Send a message to the partition of `message.id`, in order of posting."""
     target = partition_of(message.id, state.partitions)
     if target == state.partition:
         state.todo.append(message)
@@ -57,10 +57,12 @@ def post(state: State, message: Invoke | CompleteStep | AttachTo | Cancel | Kill
 def deliver(state: State, command: Deliver) -> Result:
     taken = state.taken(command.source)
     if command.first > taken + 1:
-        return Result(409, f"messages {taken + 1} to {command.first - 1} of partition {command.source} are missing")
+        return Result(
+            Code.CONFLICT, f"messages {taken + 1} to {command.first - 1} of partition {command.source} are missing"
+        )
     new = command.messages[taken + 1 - command.first :] if command.first > 0 else []
     if not new:
-        return Result(200, f"everything up to {taken} was taken before")
+        return Result(Code.UNCHANGED, f"everything up to {taken} was taken before")
     messages = (read_messages if state.level >= 2 else _readable_messages)(command.source, taken + 1, new)
     for message in messages:
         refusal = blobs.missing(state, message)
@@ -74,14 +76,14 @@ def deliver(state: State, command: Deliver) -> Result:
 def read_messages(source: int, first: int, raw: list[bytes]) -> list[Command]:
     """Raises TooNew for a message that this release cannot read.
 
-    Such a message stops the node, as an unknown command of the log does: a replica that passed it over would differ from
-    the replicas of a release that can read it. `Router` refuses it before it is in the log.
+    Such a message stops the node, as an unknown command of the log does: a replica that skipped it would differ from
+    replicas of a release that can read it. `Router` refuses it before it enters the log.
     """
     return [_read_message(source, sequence, message) for sequence, message in enumerate(raw, first)]
 
 
 def _readable_messages(source: int, first: int, raw: list[bytes]) -> list[Command]:
-    """Level 1 passes over messages that it cannot read."""
+    """At level 1, messages that cannot be read are skipped."""
     readable = []
     for sequence, message in enumerate(raw, first):
         try:
@@ -113,4 +115,4 @@ def trim(state: State, command: TrimOutbox) -> Result:
         state.delete(key)
         for ref in unpack(raw):
             blobs.release(state, ref)
-    return OK if keys else Result(200, "trimmed before")
+    return OK if keys else Result(Code.UNCHANGED, "trimmed before")

@@ -1,21 +1,21 @@
-"""Promises of a workflow: named values that come once, awaited by its handlers, given by them or by clients.
+"""Promises of a workflow: named values that are set once, by its handlers or by clients, and awaited by its handlers.
 
-A record is [outcome or None, waiters], a waiter [invocation, step]. All of it lives in the workflow's partition.
+A record is [outcome or None, waiters], a waiter is [invocation, step]. All of it is in the workflow's partition.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from holdfast.sdk.ids import object_id, workflow_id
+from holdfast.sdk.ids import ObjectId, object_id, workflow_id
 from holdfast.sdk.journal import NAME_BYTES_MAX, Failure, pack_outcome
 from holdfast.statemachine import blobs, refs, timers
 from holdfast.statemachine.commands import CompletePromise, CompleteStep
-from holdfast.statemachine.effects import OK, Result
+from holdfast.statemachine.effects import OK, Code, Result
 from holdfast.statemachine.outbox import post
 from holdfast.statemachine.records import Invocation, Object, pack, unpack
 from holdfast.statemachine.state import State
-from holdfast.statemachine.tables import COMPLETED, PROMISE, PROMISES_STEP, after
+from holdfast.statemachine.tables import COMPLETED, PROMISE, after
 from holdfast.statemachine.values import is_name
 
 #: How long a promise waits for its workflow to begin.
@@ -23,14 +23,14 @@ EARLY_MS: Final = 24 * 3_600_000
 GONE: Final = Failure(410, "the workflow of this promise is no longer kept", "Gone")
 
 
-def outcome_of(state: State, oid: bytes, name: str) -> list[Any] | None:
+def outcome_of(state: State, oid: ObjectId, name: str) -> list[Any] | None:
     raw = state.get(PROMISE + oid + name.encode())
     outcome: list[Any] | None = None if raw is None else unpack(raw)[0]
     return outcome
 
 
 def join(state: State, record: Invocation, keyed: Object, name: str, index: int) -> None:
-    """A step waits for a promise that has no outcome yet."""
+    """Add a step that waits for a promise without an outcome."""
     key = PROMISE + record.oid + name.encode()
     raw = state.get(key)
     if raw is None:
@@ -44,7 +44,7 @@ def join(state: State, record: Invocation, keyed: Object, name: str, index: int)
 
 
 def leave(state: State, record: Invocation, name: str, index: int) -> None:
-    """The step no longer waits."""
+    """Remove a waiting step."""
     key = PROMISE + record.oid + name.encode()
     raw = state.get(key)
     if raw is None:
@@ -61,7 +61,7 @@ def leave(state: State, record: Invocation, name: str, index: int) -> None:
 
 
 def resolve(state: State, keyed: Object, name: str, outcome: list[Any]) -> bool:
-    """Give it its outcome, and everybody who waits. Whether it had none before."""
+    """Set the outcome and complete the waiting steps. Returns whether it had no outcome before."""
     key = PROMISE + keyed.id + name.encode()
     raw = state.get(key)
     waiters: list[list[Any]] = []
@@ -76,18 +76,18 @@ def resolve(state: State, keyed: Object, name: str, outcome: list[Any]) -> bool:
     blobs.acquire(state, refs.in_outcome(outcome))
     _answer(state, waiters, outcome)
     if not _has_workflow(state, keyed):
-        timers.arm(state, timers.due_in(state, EARLY_MS), keyed.id, PROMISES_STEP)
+        timers.arm(state, timers.of_promises(timers.due_in(state, EARLY_MS), keyed.id))
     return True
 
 
 def _has_workflow(state: State, keyed: Object) -> bool:
-    """Whether there is a run whose retention will take the promises along."""
+    """Whether there is a run whose retention will remove the promises."""
     main = workflow_id(keyed.service, keyed.key)
     return bool(keyed.holder) or state.load(main) is not None or state.get(COMPLETED + main) is not None
 
 
-def awaken(state: State, oid: bytes) -> None:
-    """A promise was given before its workflow began, long ago. If there is no workflow now, there will be none."""
+def awaken(state: State, oid: ObjectId) -> None:
+    """Forget promises that were set long ago, before their workflow began, if there is still no workflow."""
     keyed = state.find_object(oid)
     if keyed is not None and not _has_workflow(state, keyed):
         clear(state, keyed)
@@ -100,17 +100,19 @@ def _answer(state: State, waiters: list[list[Any]], outcome: list[Any]) -> None:
 
 def complete(state: State, command: CompletePromise) -> Result:
     if not is_name(command.name):
-        return Result(400, f"the name of a promise has 1 to {NAME_BYTES_MAX} bytes")
+        return Result(Code.MALFORMED, f"the name of a promise must have 1 to {NAME_BYTES_MAX} bytes")
     oid = object_id(command.service, command.key)
     if resolve(state, state.object(oid, command.service, command.key), command.name, command.outcome):
         return OK
     before = outcome_of(state, oid, command.name)
-    # Whoever asks again because an answer was lost is not told of a conflict with itself.
-    return Result(200 if before == command.outcome else 409, "the promise has an outcome already", before)
+    # A client that repeats its request after a lost answer must not see a conflict with itself.
+    return Result(
+        Code.UNCHANGED if before == command.outcome else Code.CONFLICT, "the promise already has an outcome", before
+    )
 
 
 def clear(state: State, keyed: Object) -> int:
-    """All promises of a workflow go; who still waits is told. How many there were."""
+    """Remove all promises of a workflow, and tell the steps that still wait. Returns how many there were."""
     prefix = PROMISE + keyed.id
     found = list(state.scan(prefix, after(prefix)))
     for key, _ in found:

@@ -1,6 +1,6 @@
-"""Reading a partition's state: for the leader that starts work again, for operators and for clients.
+"""Reading a partition's state: for a new leader, for operators and for clients.
 
-Everything here takes a transaction that only reads, and sees what is committed. What may be long comes in slices.
+Every function takes a transaction that only reads, and sees what is committed. Long results come in slices.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from holdfast.sdk.ids import format_awakeable, format_id, object_id
-from holdfast.sdk.journal import OP_NAMES, Op
+from holdfast.sdk.ids import NO_INVOCATION, InvocationId, ObjectId, object_id
 from holdfast.statemachine import blobs, listing, refs, retention, timers, values
 from holdfast.statemachine.commands import Payload, Ref
 from holdfast.statemachine.effects import (
@@ -21,7 +20,7 @@ from holdfast.statemachine.effects import (
     DeleteObjects,
     Effect,
     FlushOutbox,
-    StartAttempt,
+    RecoverAttempt,
     Status,
 )
 from holdfast.statemachine.records import (
@@ -51,7 +50,6 @@ from holdfast.statemachine.tables import (
     OUTBOX,
     PENDING,
     PROMISE,
-    QUEUE,
     SENT,
     SERVICE,
     VALUE,
@@ -63,15 +61,16 @@ from holdfast.statemachine.tables import (
 )
 from holdfast.statemachine.txn import ReadTxn
 
-#: Records that one call of `list_invocations` looks at. A filter that finds little must not hold up a node.
+#: The most records that one call of `list_invocations` examines. A filter that matches little must not hold up a node.
 LOOKED_AT_MAX: Final = 10_000
 _DONE: Final = Status.COMPLETED
+_RUNNING: Final = Status.RUNNING
 
 
 # -- one invocation ------------------------------------------------------------------------------------------------------
 
 
-def load(txn: ReadTxn, ident: bytes) -> Invocation | None:
+def load(txn: ReadTxn, ident: InvocationId) -> Invocation | None:
     """Active or completed."""
     raw = txn.get(ACTIVE + ident)
     if raw is not None:
@@ -80,13 +79,13 @@ def load(txn: ReadTxn, ident: bytes) -> Invocation | None:
     return None if raw is None else unpack_completed(ident, raw)
 
 
-def outcome(txn: ReadTxn, ident: bytes) -> list[Any] | None:
+def outcome(txn: ReadTxn, ident: InvocationId) -> list[Any] | None:
     """Of a completed invocation."""
     raw = txn.get(COMPLETED + ident)
     return None if raw is None else unpack_completed_outcome(raw)
 
 
-def journal(txn: ReadTxn, ident: bytes, start: int, limit: int) -> list[bytes]:
+def journal(txn: ReadTxn, ident: InvocationId, start: int, limit: int) -> list[bytes]:
     """At most `limit` packed steps from `start` on."""
     first, end = JOURNAL + ident + step_bytes(start), JOURNAL + ident + step_bytes(min(start + limit, 2**32 - 1))
     return [raw for _, raw in txn.scan(first, end)]
@@ -101,19 +100,19 @@ class FailedAttempt(NamedTuple):
     extra: dict[str, Any] | None = None  # as in `sdk.journal.Failure`
 
 
-def last_failure(txn: ReadTxn, ident: bytes) -> FailedAttempt | None:
+def last_failure(txn: ReadTxn, ident: InvocationId) -> FailedAttempt | None:
     """The newest attempt that failed."""
     raw = txn.get(FAILURE + ident)
     return None if raw is None else FailedAttempt(*unpack(raw))
 
 
-def paused(txn: ReadTxn, ids: list[bytes]) -> list[bytes]:
+def paused(txn: ReadTxn, ids: list[InvocationId]) -> list[InvocationId]:
     """Which of these are paused."""
     found = [(ident, txn.get(ACTIVE + ident)) for ident in ids]
     return [ident for ident, raw in found if raw is not None and raw[STATUS_AT] == Status.PAUSED]
 
 
-def waiting_steps(txn: ReadTxn, ident: bytes, limit: int) -> list[tuple[int, list[Any]]]:
+def waiting_steps(txn: ReadTxn, ident: InvocationId, limit: int) -> list[tuple[int, list[Any]]]:
     """At most `limit` steps that wait for an outcome: index and step."""
     prefix, found = PENDING + ident, []
     for key, _ in txn.scan(prefix, after(prefix)):
@@ -125,119 +124,18 @@ def waiting_steps(txn: ReadTxn, ident: bytes, limit: int) -> list[tuple[int, lis
     return found
 
 
-def shown_status(record: Invocation) -> int:
-    """For people: an invocation whose step failed and is to be tried again is failing, whatever the attempt around the step
-    does meanwhile."""
+def shown_status(record: Invocation) -> Status:
+    """The status for people. An invocation whose step failed and will be retried is shown as backing off, whatever its
+    attempt does meanwhile."""
     failing = record.step_failures and record.status in (Status.RUNNING, Status.SUSPENDED)
     return Status.BACKING_OFF if failing else record.status
-
-
-def why_not_running(txn: ReadTxn, ident: bytes) -> str:
-    """A sentence for people. Empty for one that runs."""
-    record = load(txn, ident)
-    if record is None:
-        return "It is not known here."
-    match record.status:
-        case Status.SCHEDULED:
-            return f"It is scheduled to start at {utc(record.due_ms)}."
-        case Status.QUEUED:
-            return _why_queued(txn, record)
-        case Status.SUSPENDED:
-            return f"It waits for {_waits(txn, record)}."
-        case Status.RUNNING if record.step_failures:
-            return f"An attempt is running, and waits for {_waits(txn, record)}."
-        case Status.BACKING_OFF | Status.PAUSED:
-            return _why_stopped(txn, record)
-        case Status.COMPLETED:
-            return "It is completed."
-        case _:
-            return ""
-
-
-def _why_queued(txn: ReadTxn, record: Invocation) -> str:
-    raw = txn.get(OBJECT + record.oid)
-    assert raw is not None, "who is queued waits for a key that is held"
-    ahead = 0
-    prefix = QUEUE + record.oid
-    for _, ident in txn.scan(prefix, after(prefix)):
-        if ident == record.id or ahead >= LOOKED_AT_MAX:
-            break
-        ahead += 1
-    holder = format_id(unpack_object(record.oid, raw).holder)
-    behind = f", with {counted(ahead, 'other')} before it" if ahead else ""
-    return f"It waits for {holder} to release the key {record.key!r} of {record.service}{behind}."
-
-
-def _waits(txn: ReadTxn, record: Invocation) -> str:
-    waits = [_why_waits(record, index, step) for index, step in waiting_steps(txn, record.id, 3)]
-    more = f" and {record.pending - len(waits)} more" if record.pending > len(waits) else ""
-    return f"{', '.join(waits)}{more}"
-
-
-def _why_waits(record: Invocation, index: int, step: list[Any]) -> str:
-    op, _, argument = step[:3]
-    match op:
-        case Op.SLEEP:
-            return f"a timer at {utc(argument[1])} (step {index})"
-        case Op.CALL:
-            return f"{argument[0]}/{argument[1]} {format_id(argument[-1])} (step {index})"
-        case Op.PROMISE:
-            return f"the promise {argument[0]!r} (step {index})"
-        case Op.AWAKEABLE:
-            return f"the awakeable {format_awakeable(record.id, index)} (step {index})"
-        case Op.ATTACH:
-            return f"{format_id(argument[0])} (step {index})"
-        case Op.RUN if len(argument) > 3:
-            name, failures, due_ms, message = argument[:4]
-            tried = f"the next try of {name!r} at {utc(due_ms)}" if due_ms else f"the try of {name!r} that is under way"
-            last = f": {message}" if message else ""
-            return f"{tried} after {counted(failures, 'failure')} (step {index}){last}"
-        case Op.RUN:
-            return f"a decision about {argument[0]!r}, which is in doubt (step {index})"
-        case _:
-            return f"{OP_NAMES[op]} (step {index})"
-
-
-def _why_stopped(txn: ReadTxn, record: Invocation) -> str:
-    failure = last_failure(txn, record.id)
-    last = f" The last failure: {failure_text(failure)}" if failure is not None else ""
-    if record.status == Status.PAUSED:
-        after_failures = f" after {counted(record.failures, 'failed attempt')}" if record.failures else ""
-        return f"It is paused{after_failures} and waits for an operator.{last}"
-    after_failures = f", after {counted(record.failures, 'failed attempt')}" if record.failures else ""
-    return f"Its next attempt is at {utc(record.due_ms)}{after_failures}.{last}"
-
-
-def failure_text(failure: FailedAttempt) -> str:
-    """Kind and message. The message of an exception begins with its kind already."""
-    kind = failure.kind or str(failure.code)
-    return failure.message if failure.message.startswith(kind) else f"{kind}: {failure.message}"
-
-
-def counted(number: int, noun: str) -> str:
-    """1 failed attempt, 2 failed attempts."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def utc(at_ms: int) -> str:
-    """For people: 2026-11-17 05:57:09 UTC. (Days to a date as in Howard Hinnant's civil_from_days.)"""
-    days, rest_ms = divmod(at_ms, 86_400_000)
-    era, day = divmod(days + 719_468, 146_097)
-    year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
-    day -= 365 * year + year // 4 - year // 100
-    month = (5 * day + 2) // 153
-    day -= (153 * month + 2) // 5 - 1
-    month = month + 3 if month < 10 else month - 9
-    seconds = rest_ms // 1000
-    clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-    return f"{year + era * 400 + (month <= 2)}-{month:02}-{day:02} {clock} UTC"
 
 
 # -- many invocations --------------------------------------------------------------------------------------------------
 
 
 class Filter(NamedTuple):
-    """What an invocation must be to be listed. None: anything."""
+    """The conditions of a list of invocations. None: no condition."""
 
     statuses: tuple[int, ...] | None = None
     service: str | None = None
@@ -266,9 +164,10 @@ class Filter(NamedTuple):
 def list_invocations(
     txn: ReadTxn, wanted: Filter, after_cursor: bytes, limit: int
 ) -> tuple[list[Invocation], bytes | None]:
-    """At most `limit` that match, active ones first, and the cursor to go on with (None: there is no more).
+    """At most `limit` invocations that match, active ones first, and the cursor of the next page (None: this is the
+    last).
 
-    A page may be short or empty and still have a cursor: see LOOKED_AT_MAX.
+    A page may be short or empty and still have a next page: see LOOKED_AT_MAX.
     """
     found: list[Invocation] = []
     looked_at = 0
@@ -281,7 +180,8 @@ def list_invocations(
             continue
         first = after_cursor + b"\0" if after_cursor[:1] == table else table
         for key, raw in txn.scan(first, after(table)):
-            record = unpack_invocation(key[1:], raw) if table == ACTIVE else unpack_completed(key[1:], raw)
+            ident = InvocationId(key[1:])
+            record = unpack_invocation(ident, raw) if table == ACTIVE else unpack_completed(ident, raw)
             looked_at += 1
             if wanted.matches(record):
                 found.append(record)
@@ -293,9 +193,10 @@ def list_invocations(
 def newest(
     txn: ReadTxn, wanted: Filter, after_position: bytes, limit: int
 ) -> tuple[list[Invocation], bytes | None] | None:
-    """At most `limit` that match behind a position, newest first, and the position to go on from (None: there is no more).
+    """At most `limit` invocations that match after a position, newest first, and the position of the next page (None:
+    this is the last). A page may be short: see LOOKED_AT_MAX.
 
-    None instead: the index is not complete yet, so this cannot be told. A page may be short: see LOOKED_AT_MAX.
+    Returns None while the index is incomplete.
     """
     about = meta(txn)
     if about.level < 2 or about.indexed != INDEXED:
@@ -304,18 +205,18 @@ def newest(
         return _newest_active(txn, wanted, after_position, limit)
     first = CREATED + (after_position + b"\0" if after_position else b"")
     if wanted.created_before_ms is not None:
-        first = max(first, CREATED + listing.position(wanted.created_before_ms - 1, b""))
+        first = max(first, CREATED + listing.position(wanted.created_before_ms - 1, NO_INVOCATION))
     end = after(CREATED)
     if wanted.created_since_ms is not None:
         end = (
-            min(end, CREATED + listing.position(wanted.created_since_ms - 1, b""))
+            min(end, CREATED + listing.position(wanted.created_since_ms - 1, NO_INVOCATION))
             if wanted.created_since_ms > 0
             else end
         )
     found: list[Invocation] = []
     for looked_at, (key, _) in enumerate(txn.scan(first, end), start=1):
-        record = load(txn, key[9:])
-        assert record is not None, "what is in the index is there"
+        record = load(txn, InvocationId(key[9:]))
+        assert record is not None, "an invocation in the index exists"
         if wanted.matches(record):
             found.append(record)
         if len(found) >= limit or looked_at >= LOOKED_AT_MAX:
@@ -324,15 +225,15 @@ def newest(
 
 
 def _active(txn: ReadTxn) -> int:
-    """How many invocations are not completed."""
+    """The number of invocations that are not completed."""
     return sum(sum(unpack(raw)[:_DONE]) for _, raw in txn.scan(SERVICE, after(SERVICE)))
 
 
 def _newest_active(
     txn: ReadTxn, wanted: Filter, after_position: bytes, limit: int
 ) -> tuple[list[Invocation], bytes | None]:
-    """Those that are not completed are few among many: look at them alone."""
-    records = (unpack_invocation(key[1:], raw) for key, raw in txn.scan(ACTIVE, after(ACTIVE)))
+    """Examine active invocations alone, because they are few among many."""
+    records = (unpack_invocation(InvocationId(key[1:]), raw) for key, raw in txn.scan(ACTIVE, after(ACTIVE)))
     found = [(listing.position(record.created_ms, record.id), record) for record in records if wanted.matches(record)]
     behind = sorted((pair for pair in found if pair[0] > after_position), key=lambda pair: pair[0])
     page = behind[:limit]
@@ -351,11 +252,11 @@ def load_object(txn: ReadTxn, service: str, key: str) -> Object | None:
 def list_objects(
     txn: ReadTxn, service: str | None, after_cursor: bytes, limit: int
 ) -> tuple[list[Object], bytes | None]:
-    """Objects and workflows that hold anything: a key, state or promises."""
+    """Objects and workflows that have a holder, state or promises."""
     found: list[Object] = []
     first = OBJECT + after_cursor + b"\0" if after_cursor else OBJECT
     for looked_at, (key, raw) in enumerate(txn.scan(first, after(OBJECT)), start=1):
-        record = unpack_object(key[1:], raw)
+        record = unpack_object(ObjectId(key[1:]), raw)
         if service is None or record.service == service:
             found.append(record)
         if len(found) >= limit or looked_at >= LOOKED_AT_MAX:
@@ -363,8 +264,8 @@ def list_objects(
     return found, None
 
 
-def eager_state(txn: ReadTxn, oid: bytes, bytes_max: int) -> tuple[dict[str, Payload], bool]:
-    """State up to so many bytes, and whether that is all of it. A value that is in the shared store stays a reference."""
+def eager_state(txn: ReadTxn, oid: ObjectId, bytes_max: int) -> tuple[dict[str, Payload], bool]:
+    """State up to this many bytes, and whether that is all of it. A value in the shared store stays a reference."""
     prefix, size = VALUE + oid, 0
     found: dict[str, Payload] = {}
     for key, raw in txn.scan(prefix, after(prefix)):
@@ -378,14 +279,14 @@ def eager_state(txn: ReadTxn, oid: bytes, bytes_max: int) -> tuple[dict[str, Pay
     return found, True
 
 
-def state_value(txn: ReadTxn, oid: bytes, name: str) -> Payload | None:
+def state_value(txn: ReadTxn, oid: ObjectId, name: str) -> Payload | None:
     key = VALUE + oid + name.encode()
     raw = txn.get(key)
     return None if raw is None else values.stored(txn, key, raw)
 
 
-def promise_outcome(txn: ReadTxn, oid: bytes, name: str) -> list[Any] | None:
-    """None: it has none yet."""
+def promise_outcome(txn: ReadTxn, oid: ObjectId, name: str) -> list[Any] | None:
+    """None: the promise has no outcome yet."""
     raw = txn.get(PROMISE + oid + name.encode())
     found: list[Any] | None = None if raw is None else unpack(raw)[0]
     return found
@@ -395,11 +296,11 @@ def promise_outcome(txn: ReadTxn, oid: bytes, name: str) -> list[Any] | None:
 
 
 class Gone(LookupError):
-    """A reference to a blob that is not here (any more): whoever held it let go of it meanwhile."""
+    """The blob of a reference is not here any more: the record that held it has released it since."""
 
 
 def chunk(txn: ReadTxn, blob: bytes, index: int) -> bytes:
-    """A piece of a blob, as it was staged. Raises Gone, also for one that is in the shared store: see `place`."""
+    """A piece of a blob, as it was staged. Raises Gone, also for a blob in the shared store: see `place`."""
     found = blobs.find(txn, blob)
     data = txn.get(blobs.chunk_key(blob, index)) if found is not None and blobs.is_whole(found) else None
     if data is None:
@@ -408,7 +309,7 @@ def chunk(txn: ReadTxn, blob: bytes, index: int) -> bytes:
 
 
 def place(txn: ReadTxn, blob: bytes) -> str:
-    """The name of its object in the shared store; empty if it is in pieces here. Raises Gone."""
+    """The name of its object in the shared store; empty if the blob is in pieces here. Raises Gone."""
     found = blobs.find(txn, blob)
     if found is None or not blobs.is_whole(found):
         raise Gone(f"blob {blob[:32].hex()} is not here")
@@ -416,18 +317,18 @@ def place(txn: ReadTxn, blob: bytes) -> str:
 
 
 def objects_to_delete(txn: ReadTxn, limit: int) -> list[str]:
-    """Names of objects in the shared store that nothing refers to any more, at most so many."""
+    """At most `limit` names of unused objects in the shared store."""
     return [key[1:].decode() for key, _ in islice(txn.scan(GONE, after(GONE)), limit)]
 
 
 def whole(txn: ReadTxn, ref: Ref) -> bytes:
-    """The value that a reference stands for, if it is in pieces here. Raises Gone."""
+    """The value of a reference, if it is in pieces here. Raises Gone."""
     count = blobs.chunks_of(refs.stored_size(ref.data))
     return refs.restored(ref, b"".join([chunk(txn, ref.data, index) for index in range(count)]))
 
 
 def whole_step_size(raw: bytes) -> int:
-    """How many bytes a packed step has about, with the values in place of the references."""
+    """The approximate size of a packed step with the values in place of the references."""
     step = unpack(raw)
     return len(raw) + sum(refs.size_of(ref) for ref in refs.in_step(step[0], step[2], step[5]))
 
@@ -451,7 +352,7 @@ def meta(txn: ReadTxn) -> Meta:
 
 
 def next_due(txn: ReadTxn) -> int | None:
-    """When `FireTimers` has something to do next."""
+    """When `FireTimers` next has something to do."""
     about = meta(txn)
     dues = (timers.next_due(txn), retention.next_due(txn, about), blobs.next_due(txn), listing.next_due(about))
     found = [due_ms for due_ms in dues if due_ms is not None]
@@ -471,29 +372,45 @@ def outbox(txn: ReadTxn, target: int, after_sequence: int, limit: int) -> tuple[
 
 
 def parcels(txn: ReadTxn, target: int, first: int, last: int) -> list[tuple[int, list[Ref]]]:
-    """Which of these messages refer to large values, and to which."""
+    """Those of these messages that refer to large values, with their references."""
     rows = txn.scan(parcel_key(target, first), parcel_key(target, last + 1))
     return [(int.from_bytes(key[5:], "big"), unpack(raw)) for key, raw in rows]
 
 
 def outbox_targets(txn: ReadTxn) -> list[int]:
-    """Partitions that something is waiting for."""
+    """Partitions that messages are waiting for."""
     targets = [int.from_bytes(key[1:], "big") for key, _ in txn.scan(SENT, after(SENT))]
     return [target for target in targets if outbox(txn, target, 0, 1)[1]]
 
 
-def pending_effects(txn: ReadTxn) -> Iterator[Effect]:
-    """All that a new leader starts again. For each StartAttempt it proposes a Redispatch, because the attempt of the old leader
-    may still be on its way. It takes the attempts in slices (`running`), and all other effects at once."""
-    yield from standing_effects(txn)
-    after_id: bytes | None = b""
-    while after_id is not None:
-        records, after_id = running(txn, after_id, LOOKED_AT_MAX)
-        yield from (StartAttempt(record.id, record.epoch) for record in records)
+def pending_effects(txn: ReadTxn, after_id: bytes, limit: int) -> tuple[list[Effect], bytes | None]:
+    """A slice of what a new leader starts again, and the position of the next slice (None: this was the last).
+
+    The first slice, at an empty position, has everything beside attempts. Each slice looks at no more than `limit` active
+    invocations, in the order of their ids. Entries may be applied between two slices: what they change comes as effects of
+    their own, so the slices and those effects together leave nothing out (`tests/statemachine/test_model.py`).
+    """
+    found: list[Effect] = [] if after_id else [*standing_effects(txn)]
+    first = ACTIVE + after_id + b"\0" if after_id else ACTIVE
+    for looked_at, (key, raw) in enumerate(txn.scan(first, after(ACTIVE)), start=1):
+        if raw[STATUS_AT] == _RUNNING:
+            record = unpack_invocation(InvocationId(key[1:]), raw)
+            found.append(
+                RecoverAttempt(
+                    id=record.id,
+                    epoch=record.epoch,
+                    service=record.service,
+                    handler=record.handler,
+                    deployment=record.deployment,
+                )
+            )
+        if looked_at >= limit:
+            return found, key[1:]
+    return found, None
 
 
 def standing_effects(txn: ReadTxn) -> Iterator[ArmTimer | DeleteObjects | FlushOutbox]:
-    """What a new leader starts again beside attempts."""
+    """What a new leader starts again beside attempts. Bounded by the number of partitions."""
     due_ms = next_due(txn)
     if due_ms is not None:
         yield ArmTimer(due_ms)
@@ -501,19 +418,6 @@ def standing_effects(txn: ReadTxn) -> Iterator[ArmTimer | DeleteObjects | FlushO
         yield DeleteObjects()
     for target in outbox_targets(txn):
         yield FlushOutbox(target)
-
-
-def running(txn: ReadTxn, after_id: bytes, limit: int) -> tuple[list[Invocation], bytes | None]:
-    """A slice of the invocations that should run: at most `limit` records, and where to go on (None: nowhere). Active ones that
-    do not run are only passed over."""
-    found: list[Invocation] = []
-    first = ACTIVE + after_id + b"\0" if after_id else ACTIVE
-    for looked_at, (key, raw) in enumerate(txn.scan(first, after(ACTIVE)), start=1):
-        if raw[STATUS_AT] == Status.RUNNING:
-            found.append(unpack_invocation(key[1:], raw))
-        if len(found) >= limit or looked_at >= LOOKED_AT_MAX:
-            return found, key[1:]
-    return found, None
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -553,25 +457,25 @@ def statistics(txn: ReadTxn) -> Statistics:
     about = meta(txn)
     services = {key[1:].decode(): unpack(raw) for key, raw in txn.scan(SERVICE, after(SERVICE))}
     return Statistics(
-        {
+        services={
             name: ServiceStatistics(
                 {STATUS_NAMES[status]: counters[status] for status in STATUS_NAMES}, *counters[Count.INVOKED :]
             )
             for name, counters in services.items()
         },
-        {key[1:].decode(): unpack(raw) for key, raw in txn.scan(DEPLOYMENT, after(DEPLOYMENT))},
-        about.completed,
-        about.completed_bytes,
-        about.blobs,
-        about.blob_bytes,
-        about.stored,
-        about.stored_bytes,
-        about.gone,
+        deployments={key[1:].decode(): unpack(raw) for key, raw in txn.scan(DEPLOYMENT, after(DEPLOYMENT))},
+        completed=about.completed,
+        completed_bytes=about.completed_bytes,
+        blobs=about.blobs,
+        blob_bytes=about.blob_bytes,
+        stored=about.stored,
+        stored_bytes=about.stored_bytes,
+        gone=about.gone,
     )
 
 
 def digest(txn: ReadTxn) -> bytes:
-    """Of everything that is replicated: equal on two replicas that applied the same entries."""
+    """A digest of all replicated state. Two replicas that applied the same entries have equal digests."""
     hasher = blake2b(digest_size=16)
     for key, value in txn.scan(b"\x01", b"\xff"):
         hasher.update(len(key).to_bytes(4, "big") + key + len(value).to_bytes(4, "big") + value)

@@ -1,54 +1,62 @@
 """The records of a partition, decoded.
 
-Their fields are packed in the order they are written here. New ones go to the end, with a default, so that what an older
-release stored is still read. Payloads are never in them: they are rewritten with every step.
+Fields are packed in the order in which they are declared. New ones go to the end, with a default, so that records of
+older releases can be read. Records never hold payloads, because they are rewritten with every step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from enum import IntEnum
 from operator import attrgetter
 from typing import Any, Final
 
 import msgpack
 
+from holdfast.sdk.ids import NO_INVOCATION, InvocationId, ObjectId
+from holdfast.statemachine.commands import CALL_DEPTH_MAX
+from holdfast.statemachine.effects import Status
 from holdfast.statemachine.levels import FIRST, trimmed
 
-#: One packer for all: what it is given is packed at once and in whole, so there is nothing to share.
+#: One packer is enough: each call packs a whole value, so no state is shared between calls.
 pack: Final = msgpack.Packer(autoreset=True).pack
 unpack: Final = msgpack.unpackb
 
 
-class End:
+#: The object of a handler without a key.
+NO_OBJECT: Final = ObjectId(b"")
+
+
+class End(IntEnum):
     """How an invocation ended."""
 
-    NONE: Final = 0  # not yet
-    SUCCEEDED: Final = 1
-    FAILED: Final = 2
-    CANCELLED: Final = 3
-    KILLED: Final = 4
+    NONE = 0  # not yet
+    SUCCEEDED = 1
+    FAILED = 2
+    CANCELLED = 3
+    KILLED = 4
 
 
-END_NAMES: Final = {value: name.lower() for name, value in vars(End).items() if name[0] != "_"}
+END_NAMES: Final = {end: end.name.lower() for end in End}
 
 
 @dataclass(slots=True)
 class Invocation:
-    """What is rewritten with every step of an invocation. `status` stays first: see STATUS_AT."""
+    """The part of an invocation that every step rewrites. `status` stays first: see STATUS_AT."""
 
-    id: bytes  # The key; not packed.
-    status: int
+    id: InvocationId  # The key; not packed.
+    status: Status
     epoch: int  # of the newest attempt; 0 before the first
     service: str
     handler: str
     key: str | None
     mode: int
-    oid: bytes  # the id of the object or workflow; empty for a handler without a key
+    oid: ObjectId  # the id of the object or workflow; empty for a handler without a key
     created_ms: int
     since_ms: int  # when it came to its status
     retention_ms: int
-    caller: bytes | None
+    caller: InvocationId | None
     caller_step: int
     idempotency_key: str | None
     due_ms: int = 0  # scheduled: its start; backing off: its next attempt; completed: when it is forgotten
@@ -63,10 +71,10 @@ class Invocation:
     failures: int = 0  # of attempts, since the last progress
     failing_since_ms: int = 0
     failures_total: int = 0
-    origin: bytes = b""  # what it was restarted from; empty: nothing
-    end: int = End.NONE
+    origin: InvocationId = NO_INVOCATION  # what it was restarted from; empty: nothing
+    end: End = End.NONE
     code: int = 0  # of the failure it ended with; 0 for success
-    request: bytes = b""  # what asked for it, if it was restarted in its place
+    request: InvocationId = NO_INVOCATION  # what asked for it, if it was restarted in its place
     blobs: int = 0  # references in the journal
     blob_bytes: int = 0  # what they, and the outcome, stand for
     request_hash: bytes = b""  # of the body that came with its idempotency key
@@ -75,20 +83,62 @@ class Invocation:
     step_failures: int = 0  # failed tries of steps that have no outcome yet
     lapses: int = 0  # attempts that ended neither in an outcome nor by waiting: see `history`
     chain: Sequence[str] = ()  # as in `Invoke`
+    depth: int = 0  # as in `Invoke`
+    callers: Sequence[str] = ()  # as in `Invoke`
 
     @property
     def seed(self) -> int:
-        """For the handler's random numbers. A restarted invocation draws as the one whose steps it begins with."""
+        """The seed of the handler's random numbers. A restarted invocation uses that of the invocation whose steps it
+        begins with."""
         return int.from_bytes((self.origin or self.id)[8:16], "big") >> 1
 
 
-#: Where the status of a packed invocation stands, so that a scan need not unpack what it passes over.
+@dataclass(slots=True)
+class Step:
+    """A step of a journal, decoded to be changed. The fields are those of `sdk.journal.Step`."""
+
+    op: int
+    key: str
+    argument: list[Any]
+    made: int
+    done: int
+    outcome: list[Any] | None
+    abandoned: bool
+    journaled_ms: int | None = None  # Since level 2. None: the step was last changed before.
+    began_ms: int = 0
+    epoch: int = 0
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether its outcome may still come."""
+        return not self.done and not self.abandoned
+
+
+_FIRST_STEP_FIELDS: Final = 7
+_step_row = attrgetter(*[field.name for field in fields(Step)])
+
+
+def pack_step(step: Step) -> bytes:
+    row = _step_row(step)
+    raw: bytes = pack(row[:_FIRST_STEP_FIELDS] if step.journaled_ms is None else row)
+    return raw
+
+
+def unpack_step(raw: bytes) -> Step:
+    return Step(*unpack(raw))
+
+
+#: The offset of the status in a packed invocation, so that a scan can skip others without unpacking them.
 STATUS_AT: Final = 3
 _HEADER_BYTES: Final = 4
 
-#: The defaults of the fields of each record since level 2, in order. They are left out while they have them.
-_INVOCATION_LATER: Final[tuple[Any, ...]] = (b"", 0, False, 0, 0, ())
+#: The defaults of the fields that each record got in level 2, in order. They are left out while they have their defaults.
+_INVOCATION_LATER: Final[tuple[Any, ...]] = (b"", 0, False, 0, 0, (), 0, ())
 _OBJECT_LATER: Final[tuple[Any, ...]] = ()
+
+_STATUSES: Final = tuple(Status)
+_ENDS: Final = tuple(End)
+assert [*_STATUSES] == [*range(len(_STATUSES))] and [*_ENDS] == [*range(len(_ENDS))]
 
 _invocation_row = attrgetter(*[field.name for field in fields(Invocation)][1:])
 
@@ -98,20 +148,27 @@ def pack_invocation(record: Invocation) -> bytes:
     return raw
 
 
-def unpack_invocation(ident: bytes, raw: bytes) -> Invocation:
-    return Invocation(ident, *unpack(raw))
+def unpack_invocation(ident: InvocationId, raw: bytes) -> Invocation:
+    return _invocation(ident, raw)
+
+
+def _invocation(ident: InvocationId, raw: bytes) -> Invocation:
+    record = Invocation(ident, *unpack(raw))
+    record.status = _STATUSES[record.status]
+    record.end = _ENDS[record.end]
+    return record
 
 
 def pack_completed(record: Invocation, outcome: list[Any]) -> bytes:
-    """The record, preceded by its length, then the outcome: a list of invocations need not look into outcomes."""
+    """The record, preceded by its length, then the outcome, so that a list of invocations need not decode outcomes."""
     raw = pack_invocation(record)
     packed: bytes = pack(outcome)
     return len(raw).to_bytes(_HEADER_BYTES, "big") + raw + packed
 
 
-def unpack_completed(ident: bytes, raw: bytes) -> Invocation:
+def unpack_completed(ident: InvocationId, raw: bytes) -> Invocation:
     end = _HEADER_BYTES + int.from_bytes(raw[:_HEADER_BYTES], "big")
-    return Invocation(ident, *unpack(raw[_HEADER_BYTES:end]))
+    return _invocation(ident, raw[_HEADER_BYTES:end])
 
 
 def unpack_completed_outcome(raw: bytes) -> list[Any]:
@@ -121,12 +178,12 @@ def unpack_completed_outcome(raw: bytes) -> list[Any]:
 
 @dataclass(slots=True)
 class Object:
-    """A virtual object or a workflow: who holds its key, and what there is of it. Gone when there is nothing."""
+    """A virtual object or a workflow: the holder of its key, and the size of its state. It is removed when it is idle."""
 
-    id: bytes  # The key; not packed.
+    id: ObjectId  # The key; not packed.
     service: str
     key: str
-    holder: bytes = b""  # the exclusive invocation that may write; empty: nobody
+    holder: InvocationId = NO_INVOCATION  # the exclusive invocation that may write; empty: nobody
     waiting: int = 0  # behind the holder
     place: int = 0  # of the newest in the queue
     names: int = 0  # of its state
@@ -146,18 +203,18 @@ def pack_object(record: Object) -> bytes:
     return raw
 
 
-def unpack_object(oid: bytes, raw: bytes) -> Object:
+def unpack_object(oid: ObjectId, raw: bytes) -> Object:
     return Object(oid, *unpack(raw))
 
 
 @dataclass(slots=True)
 class Blob:
-    """A large value: an object of the shared store, or pieces here, or as many of them as were staged."""
+    """A large value: an object of the shared store, or pieces here, perhaps not all of them yet."""
 
-    id: bytes  # The key; not packed. sha256 and size.
+    name: bytes  # The key; not packed. sha256 and size.
     chunks: int = 0  # how many pieces are here
     refs: int = 0  # how many records refer to it
-    due_ms: int = 0  # when it goes; 0: not while something refers to it
+    due_ms: int = 0  # when it is removed; 0: something refers to it
     object: str = ""  # its name in the shared store, below the partition's; empty: it is in pieces here
 
 
@@ -169,13 +226,13 @@ def pack_blob(record: Blob) -> bytes:
     return raw
 
 
-def unpack_blob(ident: bytes, raw: bytes) -> Blob:
-    return Blob(ident, *unpack(raw))
+def unpack_blob(name: bytes, raw: bytes) -> Blob:
+    return Blob(name, *unpack(raw))
 
 
 @dataclass(slots=True)
 class Meta:
-    """What a partition knows about itself. Limits are state, not settings: all replicas must draw the same line."""
+    """The record about the partition itself. Limits are state, not settings: all replicas must apply the same ones."""
 
     now_ms: int = 0  # the newest time seen: it never goes back
     term: int = 0  # of the leader that announced itself last
@@ -194,11 +251,12 @@ class Meta:
     gone: int = 0  # and objects there that are still to be deleted
     level: int = FIRST  # see `levels`
     indexed: bytes = b""  # up to which id invocations of before level 2 are in the index; INDEXED: all of them
+    call_depth_max: int = CALL_DEPTH_MAX
 
 
-#: There is nothing left to add to the index: see `listing`. No id has this length.
+#: The index is complete: see `listing`. No id has this length.
 INDEXED: Final = b"\xff"
-_META_LATER: Final = (FIRST, b"")
+_META_LATER: Final = (FIRST, b"", CALL_DEPTH_MAX)
 _meta_row = attrgetter(*[field.name for field in fields(Meta)])
 
 

@@ -1,11 +1,11 @@
-"""What stands in a command or a record for a value that is kept elsewhere: its sha256 and its size.
+"""References: the sha256 and size that replace a large value in a command or a record.
 
-A large value is stored once, in pieces (`blobs`). In its place stands a msgpack extension, which nothing else uses here:
-users' payloads are msgpack `bin`, and an extension in a frame of a handler is refused. So no bytes of a user can be taken
-for a reference, and no user can make one up.
+A large value is stored once, in pieces (`blobs`). It is replaced by a msgpack extension. Nothing else here uses
+extensions: users' payloads are msgpack `bin`, and an extension in a handler's frame is refused. So no bytes of a user are
+taken for a reference, and no user can forge one.
 
-The code of the extension is one more than how many bytes 1 stand before the value. GET and PEEK put one there
-(`sdk.journal.some`), and the value behind it is stored only once all the same.
+The code of the extension is one more than the number of bytes 1 in front of the value. GET and PEEK add one
+(`sdk.journal.some`), and the value after it is still stored only once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from holdfast.sdk.journal import Op, some
+from holdfast.sdk.journal import SIGNATURES, Kind, some
 from holdfast.statemachine.commands import (
     Command,
     Complete,
@@ -33,15 +33,15 @@ from holdfast.statemachine.commands import (
 from holdfast.statemachine.records import unpack
 
 ID_BYTES: Final = 40  # sha256, then the size in 8 bytes
-#: No message of a handler can bring more, so there is nothing larger to refer to.
+#: No message of a handler is larger, so no value is.
 SIZE_MAX: Final = 40 * 1024 * 1024
 _CODE: Final = 1
-_CODE_MAX: Final = 3  # A value that begins with a byte 1 by itself, after GET.
+_CODE_MAX: Final = 3  # A value that itself begins with a byte 1, after GET.
 _MARK: Final = b"\x01"
 
 
 def make(payload: bytes) -> tuple[Ref, memoryview]:
-    """The reference to a value, and what is to be stored for it."""
+    """The reference to a value, and the bytes to be stored for it."""
     stored = memoryview(payload)
     code = _CODE
     if payload[:1] == _MARK and len(payload) > 1:
@@ -68,22 +68,32 @@ def stored_size(blob: bytes) -> int:
 
 
 def size_of(payload: Payload) -> int:
-    """Of the value, wherever it is."""
+    """The size of the value, wherever it is."""
     if isinstance(payload, bytes):
         return len(payload)
     return stored_size(payload.data) + payload.code - _CODE
 
 
 def restored(ref: Ref, stored: bytes) -> bytes:
-    """The value that `ref` stands for."""
+    """The value of a reference."""
     return _MARK * (ref.code - _CODE) + stored
 
 
 def some_of(payload: Payload) -> Payload:
-    """As `sdk.journal.some`, wherever the value is."""
+    """Like `sdk.journal.some`, wherever the value is."""
     if isinstance(payload, bytes):
         return some(payload)
     return Ref(min(payload.code + 1, _CODE_MAX), payload.data)
+
+
+#: Where the argument of an operation ends in a value that stays in the journal; and operations whose argument ends in an
+#: outcome for somebody else.
+_VALUE_AT: Final[dict[int, int]] = {
+    op: offset for op, signature in SIGNATURES.items() if (offset := signature.offset_of(Kind.VALUE)) is not None
+}
+_RESOLVES: Final = frozenset(
+    op for op, signature in SIGNATURES.items() if signature.offset_of(Kind.OUTCOME) is not None
+)
 
 
 # -- where references stand --------------------------------------------------------------------------------------------
@@ -96,12 +106,13 @@ def in_outcome(outcome: Sequence[Any] | None) -> Ref | None:
 
 
 def in_step(op: int, argument: Sequence[Any], outcome: Sequence[Any] | None) -> list[Ref]:
-    """Of a step as it is stored. What a call or a resolution was given is not with the step any more."""
+    """The references in a stored step. It no longer has what a call or a resolution was given."""
     found = []
     if outcome is not None and outcome[0] == 0 and type(outcome[1]) is Ref:
         found.append(outcome[1])
-    if op == Op.SET and type(argument[1]) is Ref:
-        found.append(argument[1])
+    at = _VALUE_AT.get(op)
+    if at is not None and type(argument[at]) is Ref:
+        found.append(argument[at])
     return found
 
 
@@ -115,10 +126,11 @@ def filled_step(raw: bytes, value_of: Callable[[Ref], bytes]) -> bytes:
     step = unpack(raw)
     if not in_step(step[0], step[2], step[5]):
         return raw
-    if step[0] == Op.SET and type(step[2][1]) is Ref:
-        step[2][1] = value_of(step[2][1])
+    at = _VALUE_AT.get(step[0])
+    if at is not None and type(step[2][at]) is Ref:
+        step[2][at] = value_of(step[2][at])
     step[5] = filled_outcome(step[5], value_of)
-    packed: bytes = msgpack.packb(step)  # Not by the packer that all share: this may be called in a thread.
+    packed: bytes = msgpack.packb(step)  # Not by the shared packer, because this may be called in a thread.
     return packed
 
 
@@ -128,18 +140,20 @@ def filled_outcome(outcome: list[Any] | None, value_of: Callable[[Ref], bytes]) 
 
 
 def in_command(command: Command) -> list[Ref]:
-    """Of a command, `Deliver` excepted: its messages are packed."""
+    """The references in a command, except `Deliver`, whose messages are packed."""
     bearer = _BEARERS.get(type(command))
     if bearer is None:
         return []
     found = bearer.payloads(command)
-    if len(found) == 1 and type(found[0]) is bytes:  # As a rule: every command of every replica passes here.
+    if (
+        len(found) == 1 and type(found[0]) is bytes
+    ):  # The usual case, and a hot path: every command of every replica passes here.
         return []
     return [payload for payload in found if type(payload) is Ref]
 
 
 def payloads(command: Command) -> list[Payload]:
-    """All values of a command that a reference may stand for."""
+    """All values of a command that a reference may replace."""
     bearer = _BEARERS.get(type(command))
     return [] if bearer is None else bearer.payloads(command)
 
@@ -150,8 +164,6 @@ def replaced(command: Command, new: Sequence[Payload]) -> Command:
     return command if bearer is None else bearer.replaced(command, new)
 
 
-#: Operations whose argument brings a value that is not the input of a child.
-_GIVING: Final = frozenset({Op.SET, Op.RESOLVE, Op.RESOLVE_AWAKEABLE})
 _SEQUENCES: Final = (list, tuple)
 
 
@@ -186,13 +198,11 @@ _CHILD_PAYLOAD: Final = Invoke._fields.index("payload")
 def _of_step(command: RecordStep) -> list[Payload]:
     found = [] if command.outcome is None else _given(command.outcome)
     child = command.child
-    if command.op in _GIVING:
-        argument = command.argument
-        if command.op == Op.SET:
-            if len(argument) == 2:
-                found.append(argument[1])
-        elif argument:
-            found += _given(argument[-1])
+    at, argument = _VALUE_AT.get(command.op), command.argument
+    if at is not None and len(argument) == at + 1:
+        found.append(argument[at])
+    elif command.op in _RESOLVES and argument:
+        found += _given(argument[-1])
     if child is not None and len(child) > _CHILD_PAYLOAD:
         found.append(child[_CHILD_PAYLOAD])
     return found
@@ -203,9 +213,10 @@ def _with_step(command: RecordStep, new: Sequence[Payload]) -> Command:
     argument, child, outcome = list(command.argument), command.child, command.outcome
     if _given(outcome):
         outcome = [0, next(rest)]
-    if command.op == Op.SET and len(argument) == 2:
-        argument[1] = next(rest)
-    elif command.op in _GIVING and command.op != Op.SET and argument and _given(argument[-1]):
+    at = _VALUE_AT.get(command.op)
+    if at is not None and len(argument) == at + 1:
+        argument[at] = next(rest)
+    elif command.op in _RESOLVES and argument and _given(argument[-1]):
         argument[-1] = [0, next(rest)]
     if child is not None and len(child) > _CHILD_PAYLOAD:
         child = [*child[:_CHILD_PAYLOAD], next(rest), *child[_CHILD_PAYLOAD + 1 :]]

@@ -1,7 +1,7 @@
-"""Completed invocations: how long they are kept, and how they are forgotten.
+"""Completed invocations: how long they are kept, and how they are removed.
 
-Constant load must mean constant disk. So each has its time to go, and if a partition holds too many of them or too many
-bytes, those go first whose time is next. A long journal goes piece by piece: no command takes long.
+Constant load must mean constant disk. Each has a time at which it is removed. If a partition holds too many, or too many
+bytes, those with the earliest time go first. A long journal is removed in pieces, so no command takes long.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any, Final
 
+from holdfast.sdk.ids import InvocationId
 from holdfast.statemachine import blobs, listing, promises, refs, values
 from holdfast.statemachine.attempts import UNKNOWN
 from holdfast.statemachine.commands import Mode, Purge
-from holdfast.statemachine.effects import OK, Result, Status
+from holdfast.statemachine.effects import OK, Code, Result, Status
 from holdfast.statemachine.records import (
     Invocation,
     Meta,
@@ -36,7 +37,7 @@ from holdfast.statemachine.tables import (
 )
 from holdfast.statemachine.txn import ReadTxn
 
-#: Steps that one purge removes at once; a longer journal is left to the timers.
+#: Steps that one purge removes. The rest of a longer journal is left to the timers.
 PURGE_STEPS_MAX: Final = 1000
 
 
@@ -58,20 +59,20 @@ def is_too_much(meta: Meta) -> bool:
 
 
 def expire(state: State, budget: int) -> None:
-    """Forget what is due, or too much, removing about `budget` keys at most."""
+    """Remove invocations that are due, or too many: about `budget` keys at most."""
     while budget > 0:
         end = after(EXPIRY) if is_too_much(state.meta) else EXPIRY + long_bytes(min(state.now_ms + 1, TIME_MAX))
         key = next((key for key, _ in islice(state.scan(EXPIRY, end), 1)), None)
         if key is None:
             return
-        ident = key[9:]
+        ident = InvocationId(key[9:])
         raw = state.get(COMPLETED + ident)
-        assert raw is not None, "what is to be forgotten is there"
+        assert raw is not None, "an invocation in the table of expiries exists"
         budget -= _forget(state, unpack_completed(ident, raw), raw, budget)
 
 
 def _forget(state: State, record: Invocation, raw: bytes, budget: int) -> int:
-    """Remove the journal from its end, and with its last step the rest. How many keys were removed."""
+    """Remove the journal from its end, and the rest with its last step. Returns how many keys were removed."""
     rest = max(record.length - budget, 0)
     for index in range(rest, record.length):
         drop_step(state, record, index)
@@ -92,7 +93,7 @@ def _forget(state: State, record: Invocation, raw: bytes, budget: int) -> int:
 
 
 def drop_step(state: State, record: Invocation, index: int) -> None:
-    """Remove it from a journal that is going, and with it what only it refers to."""
+    """Remove a step of a journal that is being removed, and the values that only it refers to."""
     key = JOURNAL + record.id + step_bytes(index)
     if record.blobs:
         raw = state.get(key)
@@ -102,7 +103,7 @@ def drop_step(state: State, record: Invocation, index: int) -> None:
 
 
 def forget(state: State, record: Invocation, raw: bytes) -> None:
-    """All but its journal."""
+    """Remove everything but its journal."""
     if record.blob_bytes:
         blobs.release(state, refs.in_outcome(unpack_completed_outcome(raw)))
     state.delete(COMPLETED + record.id)
@@ -119,7 +120,7 @@ def forget(state: State, record: Invocation, raw: bytes) -> None:
 
 def purge(state: State, command: Purge) -> Result:
     if state.load(command.id) is not None:
-        return Result(409, "it is not completed: cancel or kill it first")
+        return Result(Code.CONFLICT, "the invocation is not completed: cancel or kill it first")
     raw = state.get(COMPLETED + command.id)
     if raw is None:
         return UNKNOWN

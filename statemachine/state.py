@@ -1,9 +1,9 @@
 """The state of one partition inside a transaction, with its hot records decoded.
 
-Records that are found by their key alone are decoded once, changed in memory and written back by `flush`, before the
-transaction commits: one step of an invocation then costs one write, however often its record changes. What is read in
-order (journals, timers, queues, keyed state) is written through. Decoded records outlive their transaction, up to a
-bound; a transaction that is not committed must be followed by `forget`.
+Records that are only found by key are decoded once, changed in memory, and written back by `flush` before the transaction
+commits. So a step of an invocation costs one write, however often its record changes. Tables that are read in order
+(journals, timers, queues, keyed state) are written through. Decoded records outlive their transaction, up to a bound.
+Call `forget` after a transaction that was not committed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from holdfast.sdk.ids import partition_of
+from holdfast.sdk.ids import InvocationId, ObjectId, partition_of
 from holdfast.statemachine.commands import Command
 from holdfast.statemachine.effects import ArmTimer, Effect
 from holdfast.statemachine.levels import LEVEL
@@ -48,10 +48,10 @@ CACHED_MAX: Final = 4096
 
 
 class State:
-    """One partition's state. Not for two threads at once."""
+    """One partition's state, for one thread."""
 
     def __init__(self, partition: int, partitions: int, *, level: int = LEVEL) -> None:
-        """`level` is that of a state that begins with nothing."""
+        """`level` is the level of a new state."""
         assert 0 <= partition < partitions
         self._first_level = level
         self.level = level  # See `levels`.
@@ -60,15 +60,15 @@ class State:
         self.effects: list[Effect] = []
         self.todo: deque[Command] = deque()  # Messages to this partition itself, handled before `apply` returns.
         self.now_ms = 0
-        self.invocations: dict[bytes, Invocation] = {}
-        self.changed: dict[bytes, Invocation] = {}
-        self._objects: dict[bytes, Object] = {}
-        self._changed_objects: dict[bytes, Object] = {}
+        self.invocations: dict[InvocationId, Invocation] = {}
+        self.changed: dict[InvocationId, Invocation] = {}
+        self._objects: dict[ObjectId, Object] = {}
+        self._changed_objects: dict[ObjectId, Object] = {}
         self._counters: dict[str, list[int]] = {}
         self._deployments: dict[str, int] = {}
         self._sent: dict[int, int] = {}
         self._taken: dict[int, int] = {}
-        self._flushing: dict[int, None] = {}  # Targets that the leader was told about in this transaction.
+        self._flushing: dict[int, None] = {}  # Targets for which this transaction already has an effect.
         self._armed_ms = TIME_MAX
         self._meta: Meta | None = None
         self.meta = Meta(level=level)  # of the last transaction
@@ -77,7 +77,7 @@ class State:
 
     def begin(self, txn: Txn) -> None:
         assert not self.changed and not self._changed_objects, (
-            "the transaction before was neither flushed nor forgotten"
+            "the previous transaction was neither flushed nor forgotten"
         )
         self.get = txn.get
         self.put = txn.put
@@ -92,11 +92,11 @@ class State:
         self._armed_ms = TIME_MAX
 
     def _first_meta(self) -> Meta:
-        """Of a state that begins with nothing: nothing is missing in its index."""
+        """The record of a new state, whose index is complete."""
         return Meta(level=self._first_level, indexed=INDEXED if self._first_level >= 2 else b"")
 
     def flush(self) -> None:
-        """Write back what changed. Nothing may be applied between this and the commit."""
+        """Write back all changes. Nothing may be applied between this and the commit."""
         put = self.put
         self.meta.now_ms = self.now_ms
         put(META, pack_meta(self.meta))
@@ -127,7 +127,7 @@ class State:
             self._objects.clear()
 
     def forget(self) -> None:
-        """The transaction was aborted, or the state replaced: nothing decoded is true any more."""
+        """Drop everything decoded, because the transaction was aborted or the state replaced."""
         self.invocations.clear()
         self.changed.clear()
         self._objects.clear()
@@ -150,8 +150,8 @@ class State:
 
     # -- invocations -------------------------------------------------------------------------------------------------
 
-    def load(self, ident: bytes) -> Invocation | None:
-        """An active invocation. Whoever changes it says so with `touch`."""
+    def load(self, ident: InvocationId) -> Invocation | None:
+        """An active invocation. Call `touch` after changing it."""
         record = self.invocations.get(ident)
         if record is None:
             raw = self.get(ACTIVE + ident)
@@ -167,7 +167,7 @@ class State:
         self.invocations[record.id] = self.changed[record.id] = record
 
     def remove(self, record: Invocation) -> None:
-        """It is no longer active."""
+        """Remove an invocation from the active ones."""
         ident = record.id
         self.invocations.pop(ident, None)
         self.changed.pop(ident, None)
@@ -175,16 +175,16 @@ class State:
 
     # -- what is read and written back by key ----------------------------------------------------------------------------
 
-    def object(self, oid: bytes, service: str, key: str) -> Object:
-        """The object's record; a fresh one if there is nothing of it. Whoever changes it says so with `touch_object`."""
+    def object(self, oid: ObjectId, service: str, key: str) -> Object:
+        """The record of an object; a fresh one if it has none. Call `touch_object` after changing it."""
         record = self._objects.get(oid)
         if record is None:
             raw = self.get(OBJECT + oid)
             record = self._objects[oid] = Object(oid, service, key) if raw is None else unpack_object(oid, raw)
         return record
 
-    def find_object(self, oid: bytes) -> Object | None:
-        """The object's record, if there is anything of it. Not to be read past: what is decoded is newer than the table."""
+    def find_object(self, oid: ObjectId) -> Object | None:
+        """The record of an object, if it has one. Always read through this: decoded records are newer than the table."""
         record = self._objects.get(oid)
         if record is None:
             raw = self.get(OBJECT + oid)
@@ -197,7 +197,7 @@ class State:
         self._changed_objects[record.id] = record
 
     def counters(self, service: str) -> list[int]:
-        """See `records.Count`. They are written back in any case."""
+        """The counters of a service: see `records.Count`. They are always written back."""
         counters = self._counters.get(service)
         if counters is None:
             raw = self.get(SERVICE + service.encode())
@@ -213,7 +213,7 @@ class State:
         self._deployments[deployment] = count + change
 
     def sent(self, target: int) -> int:
-        """The newest sequence in the outbox for `target`."""
+        """The newest sequence number in the outbox for `target`."""
         sequence = self._sent.get(target)
         if sequence is None:
             raw = self.get(SENT + partition_bytes(target))
@@ -224,7 +224,7 @@ class State:
         self._sent[target] = sequence
 
     def taken(self, source: int) -> int:
-        """The newest sequence taken from `source`."""
+        """The newest sequence number accepted from `source`."""
         sequence = self._taken.get(source)
         if sequence is None:
             raw = self.get(TAKEN + partition_bytes(source))
@@ -237,17 +237,17 @@ class State:
     # -- reminders -------------------------------------------------------------------------------------------------------
 
     def remind_of(self, due_ms: int) -> None:
-        """Once per transaction is enough, unless it is earlier."""
+        """Emit ArmTimer, once per transaction unless this one is earlier."""
         if due_ms < self._armed_ms:
             self._armed_ms = due_ms
             self.effects.append(ArmTimer(due_ms))
 
     def is_first_for(self, target: int) -> bool:
-        """Whether nothing was sent to `target` yet in this transaction."""
+        """Whether this transaction has sent nothing to `target` yet."""
         if target in self._flushing:
             return False
         self._flushing[target] = None
         return True
 
-    def is_here(self, ident: bytes) -> bool:
+    def is_here(self, ident: InvocationId) -> bool:
         return partition_of(ident, self.partitions) == self.partition

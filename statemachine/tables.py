@@ -1,7 +1,7 @@
 """The tables of a partition: one prefix byte each, and how their keys are made.
 
-Numbers in keys are big-endian, so that the order of keys is their order. Active and completed invocations are apart: a
-new leader reads the former and never the latter.
+Numbers in keys are big-endian, so keys sort by number. Active and completed invocations are in separate tables: a new
+leader reads the former and never the latter.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
+from holdfast.sdk.ids import InvocationId, ObjectId
 from holdfast.statemachine.levels import LEVEL, schema_of
 
-#: The newest schema of the records below that this release reads. An older release refuses a state of a newer schema.
+#: The newest schema that this release reads. A release refuses a state with a newer one.
 SCHEMA: Final = schema_of(LEVEL)
 
 META: Final = b"M"  # the one record about the partition itself
@@ -22,9 +23,9 @@ JOURNAL: Final = b"J"  # id, step -> packed step
 PENDING: Final = b"W"  # id, step -> operation (1 byte): the steps that wait for an outcome
 LISTENER: Final = b"L"  # id, caller, step -> nothing: who else wants the outcome of `id`
 FAILURE: Final = b"F"  # id -> the last failed attempt
-HISTORY: Final = b"H"  # id -> the newest attempts that ended neither in an outcome nor by waiting
-TIMER: Final = b"T"  # due, id, step -> nothing
-EXPIRY: Final = b"E"  # due, id -> nothing: when a completed invocation is forgotten
+HISTORY: Final = b"H"  # id -> the newest attempts that failed or were cut short: see `history`
+TIMER: Final = b"T"  # due, id, step or mark -> nothing: see `timers`
+EXPIRY: Final = b"E"  # due, id -> nothing: when a completed invocation is removed
 OBJECT: Final = b"K"  # object id -> Object
 QUEUE: Final = b"Q"  # object id, place -> id
 VALUE: Final = b"S"  # object id, name -> payload; nothing for one that is kept as a blob, and then
@@ -37,14 +38,12 @@ TAKEN: Final = b"i"  # source -> the newest sequence taken from it
 SERVICE: Final = b"N"  # service name -> counters
 BLOB: Final = b"B"  # blob -> Blob
 CHUNK: Final = b"b"  # blob, offset of the piece -> its bytes; none for one that is in the shared store
-BLOB_DUE: Final = b"G"  # due, blob -> nothing: when one that nothing refers to goes
-GONE: Final = b"g"  # name -> nothing: objects of the shared store that nothing refers to, until they are deleted
+BLOB_DUE: Final = b"G"  # due, blob -> nothing: when an unused blob is removed
+GONE: Final = b"g"  # name -> nothing: unused objects of the shared store, until they are deleted
 DEPLOYMENT: Final = b"D"  # deployment -> how many active invocations are pinned to it
 
-#: The step of a timer that concerns the invocation itself: its start or its next attempt.
-NO_STEP: Final = 0xFFFFFFFF
-#: The step of a timer that concerns the promises of a workflow; its id is that of the object.
-PROMISES_STEP: Final = 0xFFFFFFFE
+#: Step numbers are below this. A larger number in the key of a timer is a mark: see `timers`.
+STEP_END: Final = 0xFFFFFF00
 TIME_MAX: Final = 2**63 - 1
 
 step_bytes = Struct(">I").pack
@@ -52,11 +51,11 @@ long_bytes = Struct(">Q").pack
 partition_bytes = Struct(">I").pack
 
 
-def timer_key(due_ms: int, invocation: bytes, step: int = NO_STEP) -> bytes:
-    return TIMER + long_bytes(due_ms) + invocation + step_bytes(step)
+def timer_key(due_ms: int, ident: InvocationId | ObjectId, step_or_mark: int) -> bytes:
+    return TIMER + long_bytes(due_ms) + ident + step_bytes(step_or_mark)
 
 
-def expiry_key(due_ms: int, invocation: bytes) -> bytes:
+def expiry_key(due_ms: int, invocation: InvocationId) -> bytes:
     return EXPIRY + long_bytes(due_ms) + invocation
 
 
@@ -69,7 +68,7 @@ def parcel_key(target: int, sequence: int) -> bytes:
 
 
 def after(prefix: bytes) -> bytes:
-    """The first key behind all that begin with `prefix`."""
+    """The first key after all keys that begin with `prefix`."""
     number = int.from_bytes(prefix, "big") + 1
-    assert number >> 8 * len(prefix) == 0, "no table and no id is all ones from its first byte on"
+    assert number >> 8 * len(prefix) == 0, "no prefix consists of 0xff bytes alone"
     return number.to_bytes(len(prefix), "big")

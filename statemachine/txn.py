@@ -1,8 +1,8 @@
 """What the state machine needs of a transaction: ordered byte keys in one flat key space.
 
-A node backs it with an LMDB transaction of the partition's environment, tests with `memory.Memory`. The methods have
-the shape of LMDB's own, so that a node may hand their bound methods over and pay for no layer between. Keys are at most
-400 bytes (LMDB takes 511). Keys that begin with a zero byte belong to whoever owns the transaction.
+A node implements it by an LMDB transaction of the partition's environment, tests by `memory.Memory`. The methods have the
+signatures of LMDB's own, so a node can pass bound methods without a layer between. Keys have at most 400 bytes (LMDB
+allows 511). Keys that begin with a zero byte belong to the owner of the transaction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class ReadTxn(Protocol):
     def get(self, key: bytes, /) -> bytes | None: ...
 
     def scan(self, first: bytes, end: bytes, /) -> Iterator[tuple[bytes, bytes]]:
-        """Pairs with `first <= key < end`, in order of their keys. Nothing is written while it is being read."""
+        """Pairs with `first <= key < end`, in key order. Nothing may be written during the scan."""
 
 
 class Txn(ReadTxn, Protocol):
@@ -26,4 +26,4 @@ class Txn(ReadTxn, Protocol):
     def put(self, key: bytes, value: bytes, /) -> object: ...
 
     def delete(self, key: bytes, /) -> object:
-        """A key that is not there is no error."""
+        """Deleting a missing key is no error."""

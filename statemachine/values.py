@@ -1,32 +1,36 @@
-"""The state of virtual objects and workflows: names and payloads, written by who holds the key."""
+"""The state of virtual objects and workflows: names and payloads, written by the holder of the key."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
-from holdfast.sdk.ids import object_id
+from holdfast.sdk.ids import ObjectId, object_id
 from holdfast.sdk.journal import NAME_BYTES_MAX, Op
 from holdfast.statemachine import blobs, refs
 from holdfast.statemachine.commands import Payload, Ref, SetState
-from holdfast.statemachine.effects import OK, Result
+from holdfast.statemachine.effects import OK, Code, Result
 from holdfast.statemachine.records import Object, pack, unpack
 from holdfast.statemachine.state import State
 from holdfast.statemachine.tables import LARGE, VALUE, after
 from holdfast.statemachine.txn import ReadTxn
+
+_SET: Final = Op.SET
+_CLEAR: Final = Op.CLEAR
+_CLEAR_ALL: Final = Op.CLEAR_ALL
 
 
 def is_name(value: object) -> bool:
     return type(value) is str and 0 < len(value.encode()) <= NAME_BYTES_MAX
 
 
-def get(state: State, oid: bytes, name: str) -> Payload | None:
+def get(state: State, oid: ObjectId, name: str) -> Payload | None:
     key = VALUE + oid + name.encode()
     raw = state.get(key)
     return None if raw is None else stored(state, key, raw)
 
 
 def stored(txn: ReadTxn, key: bytes, raw: bytes) -> Payload:
-    """What a row of the table means. An empty value is empty, unless there is a reference for it."""
+    """The payload of a row. An empty value is empty, unless there is a reference for it."""
     if raw:
         return raw
     ref = txn.get(LARGE + key[1:])
@@ -34,12 +38,12 @@ def stored(txn: ReadTxn, key: bytes, raw: bytes) -> Payload:
 
 
 def apply(state: State, keyed: Object, op: int, argument: list[Any]) -> None:
-    """What a SET, CLEAR or CLEAR_ALL of a journal does."""
-    if op == Op.SET:
+    """Carry out a SET, CLEAR or CLEAR_ALL of a journal."""
+    if op == _SET:
         put(state, keyed, argument[0], argument[1])
-    elif op == Op.CLEAR:
+    elif op == _CLEAR:
         remove(state, keyed, argument[0])
-    elif op == Op.CLEAR_ALL:
+    elif op == _CLEAR_ALL:
         clear(state, keyed)
 
 
@@ -79,7 +83,7 @@ def remove(state: State, keyed: Object, name: str) -> None:
 
 
 def clear(state: State, keyed: Object) -> int:
-    """How many names there were."""
+    """Remove all names. Returns how many there were."""
     if not keyed.names:
         return 0
     prefix = VALUE + keyed.id
@@ -96,18 +100,18 @@ def clear(state: State, keyed: Object) -> int:
     return len(keys)
 
 
-def names(state: State, oid: bytes) -> list[str]:
+def names(state: State, oid: ObjectId) -> list[str]:
     prefix = VALUE + oid
     return [key[17:].decode() for key, _ in state.scan(prefix, after(prefix))]
 
 
 def edit(state: State, command: SetState) -> Result:
-    """By an operator, while nobody else may write."""
+    """Edit state for an operator, while no invocation may write it."""
     if not all(is_name(name) for name in command.values):
-        return Result(400, f"a name of state has 1 to {NAME_BYTES_MAX} bytes")
+        return Result(Code.MALFORMED, f"a name of state must have 1 to {NAME_BYTES_MAX} bytes")
     keyed = state.object(object_id(command.service, command.key), command.service, command.key)
     if keyed.holder:
-        return Result(409, "an invocation holds this key: wait until it is completed, or cancel it")
+        return Result(Code.CONFLICT, "an invocation holds this key: wait until it is completed, or cancel it")
     if command.replace:
         clear(state, keyed)
     for name, payload in command.values.items():

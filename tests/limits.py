@@ -1,10 +1,11 @@
-"""A time limit for every test, so that a test that hangs fails instead of holding up the run.
+"""A time limit for every test, so that a hanging test fails instead of blocking the run.
 
-At the limit the test fails where it stands, with the stack of every thread and of every task of the event loop: its `finally`
-blocks and fixtures still clean up. If these hang too, the limit strikes again. Processes that the test started and did not
-end are killed; they are known by what pytest and this module put into their environment.
+At the limit the test fails where it is, with the stack of every thread and of every task of the event loop: its
+`finally` blocks and fixtures still clean up. If these hang too, the limit strikes again. Processes that the test
+started and did not end are killed; they are identified by variables that pytest and this module put into their
+environment.
 
-The limits are far above what tests take, also on a busy machine. `@pytest.mark.limit(seconds)` sets another one.
+The limits are far above what tests take, even on a busy machine. `@pytest.mark.limit(seconds)` sets another one.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from typing import Any, Final
 import pytest
 
 LIMIT_S: Final = 120.0
-SLOW_LIMIT_S: Final = 600.0  # Of tests marked as slow.
-#: The simulators only compute, on what processor time the other tests leave.
+SLOW_LIMIT_S: Final = 600.0  # For tests marked as slow.
+#: The simulators only compute, on the processor time that the other tests leave.
 SIMULATOR_LIMIT_S: Final = 2400.0
 GRACE_S: Final = 60.0  # From one strike to the next.
-RUN: Final = "PYTEST_RUN_ID"  # Told apart from runs of the same tests beside this one.
+RUN: Final = "PYTEST_RUN_ID"  # Distinguishes parallel runs of the same tests.
 
 
 class OutOfTime(SystemExit):
-    """Pytest takes it for a failure of the test. An event loop of uvloop would swallow anything but an exit."""
+    """pytest reports it as a failure of the test. An event loop of uvloop would swallow anything but an exit."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -63,7 +64,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def limits(item: pytest.Item) -> tuple[float, float]:
-    """After how many seconds the limit strikes, and strikes again."""
+    """The seconds until the limit strikes, and until it strikes again."""
     if (mark := item.get_closest_marker("limit")) is not None:
         return float(mark.args[0]), float(mark.kwargs.get("grace", GRACE_S))
     if item.nodeid.startswith("tests/sim/"):
@@ -72,7 +73,7 @@ def limits(item: pytest.Item) -> tuple[float, float]:
 
 
 def stacks() -> Iterator[str]:
-    """Of every thread, and of every task of the loop that runs in this one."""
+    """The stacks of every thread, and of every task of the loop in this one."""
     for thread, frame in sys._current_frames().items():
         yield f"---- thread {thread}"
         yield "".join(traceback.format_stack(frame)).rstrip()
@@ -97,7 +98,7 @@ def kill_processes_of(test: str) -> None:
     """What a test left running, wherever it now hangs in the tree of processes. Needs /proc."""
     ours, of_the_test = f"{RUN}={os.environ[RUN]}", f"PYTEST_CURRENT_TEST={test} "
     for environment in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # It is gone, or another user's.
+        with suppress(OSError):  # It has ended, or is another user's.
             values = environment.read_bytes().decode(errors="replace").split("\0")
             pid = int(environment.parent.name)
             if ours in values and any(it.startswith(of_the_test) for it in values) and pid != os.getpid():

@@ -1,6 +1,6 @@
 """docs/modules.md: one line per module, from the first sentence of its docstring.
 
-`python -m tests.modules_page` writes it; tests/test_structure.py says when it is stale.
+`python -m tests.modules_page` writes it; tests/test_structure.py reports when it is stale.
 """
 
 from __future__ import annotations
@@ -8,8 +8,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
+
+from tests.structure import files_of
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PAGE: Final = ROOT / "docs" / "modules.md"
@@ -22,19 +25,24 @@ from the first sentence of each module's docstring: `make modules`.
 """
 
 
-def first_sentence(source: str) -> str:
-    paragraph = (ast.get_docstring(ast.parse(source)) or "").split("\n\n")[0]
+def first_sentence(path: Path) -> str:
+    paragraph = docstrings(path.relative_to(ROOT).parts[0])[path.relative_to(ROOT).as_posix()].split("\n\n")[0]
     text = " ".join(paragraph.split())
     return re.split(r"(?<=[.?!]) (?=[A-Z`])", text, maxsplit=1)[0]
+
+
+@cache
+def docstrings(room: str) -> dict[str, str]:
+    return {module.path: ast.get_docstring(module.tree) or "" for module in files_of(room)}
 
 
 def rows(folder: Path) -> Iterator[str]:
     """The modules of a folder, then the packages below it, each under its own heading."""
     for path in sorted(folder.glob("*.py")):
         if path.name != "__init__.py":
-            yield f"- `{path.name}`: {first_sentence(path.read_text(encoding='utf-8'))}"
+            yield f"- `{path.name}`: {first_sentence(path)}"
     for package in sorted(path.parent for path in folder.glob("*/__init__.py")):
-        about = first_sentence((package / "__init__.py").read_text(encoding="utf-8"))
+        about = first_sentence(package / "__init__.py")
         yield f"\n### {package.relative_to(ROOT).as_posix()}/\n\n{about}\n"
         yield from rows(package)
 
@@ -42,7 +50,7 @@ def rows(folder: Path) -> Iterator[str]:
 def page() -> str:
     parts = [HEAD]
     for room in ROOMS:
-        about = first_sentence((ROOT / room / "__init__.py").read_text(encoding="utf-8"))
+        about = first_sentence(ROOT / room / "__init__.py")
         parts.append(f"\n## {room}/\n\n{about}\n")
         parts += [*rows(ROOT / room)]
     return "\n".join(parts).replace("\n\n\n", "\n\n") + "\n"

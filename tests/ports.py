@@ -1,4 +1,4 @@
-"""Ports for processes that must be told theirs before they start."""
+"""Ports for processes that must know theirs before they start."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_ports(count: int) -> list[int]:
-    """Distinct ones, free a moment ago: all are held until the last is found.
+    """Distinct ports that were free a moment ago: all are held until the last is found.
 
-    Where the system says which ports it gives to outgoing connections, these are others. A node that is down for a moment
-    would else find its port taken by somebody's connection when it comes back.
+    If the system names the range of ports for outgoing connections, these are outside of it. Otherwise a node that is
+    down for a moment could find its port in use by another connection when it restarts.
     """
     held = [_hold() for _ in range(count)]
     ports = [each.getsockname()[1] for each in held]

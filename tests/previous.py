@@ -1,4 +1,4 @@
-"""The release before this one, as a tree of files beside ours: for tests of what two releases do together."""
+"""The previous release, as a tree of files beside ours, for tests with both releases."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-#: The commit (or tag) of the last release. With each release that is made: set it to that one, run
-#: tests/cluster/test_rolling_upgrade.py, and from then on changes of apply have the next level (statemachine/levels.py).
+#: The commit (or tag) of the last release. After each release, set it to that one and run
+#: tests/cluster/test_rolling_upgrade.py; from then on changes of apply have the next level (statemachine/levels.py).
 PREVIOUS = "5dd77f65ef6b3172ef2a83762353366643fdb21c"
 #: The level that it supports.
 PREVIOUS_LEVEL = 1
 
 
 def previous_release(into: Path) -> Path:
-    """Where its files are: a directory that can be the working directory of its processes. Skips without the history."""
+    """Its directory, which can be the working directory of its processes. Skips without the history."""
     root = Path(__file__).resolve().parents[1]
     if shutil.which("git") is None or not (root / ".git").exists():
         pytest.skip("this is not a git repository, so there is no earlier release to run beside this one")

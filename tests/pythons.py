@@ -1,6 +1,6 @@
-"""The quick tests on every Python that Holdfast supports and this machine has: `make test-pythons`.
+"""The quick tests on every supported Python on this machine: `make test-pythons`.
 
-Each Python gets an environment of its own (.venv-3.12, ...) with what the lock file names, kept for the next time.
+Each Python gets an environment of its own (.venv-3.12, ...) with the packages of the lock file, kept for the next run.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def supported() -> list[str]:
 
 
 def interpreter(version: str) -> str | None:
-    """One of this version that can make a virtual environment: on PATH, or one that pyenv installed."""
+    """An interpreter of this version that can create virtual environments: on PATH, or installed by pyenv."""
     candidates = [shutil.which(f"python{version}"), *map(str, of_pyenv(version))]
     probe = f"import sys, ensurepip; sys.exit('%d.%d' % sys.version_info[:2] != {version!r})"
     for candidate in candidates:
-        # A shim of pyenv is on PATH for versions that are not switched on, and fails.
+        # pyenv puts shims for inactive versions on PATH, which fail.
         if candidate and subprocess.run([candidate, "-c", probe], capture_output=True, check=False).returncode == 0:
             return candidate
     return None
@@ -42,7 +42,7 @@ def of_pyenv(version: str) -> Iterator[Path]:
 
 
 def environment(version: str, found: str) -> Path:
-    """The Python of an environment with everything installed. Made anew if the lock files are newer."""
+    """The Python of an environment with everything installed. Recreated if the lock files are newer."""
     folder = ROOT / f".venv-{version}"
     python, stamp = folder / "bin" / "python", folder / ".installed"
     made = stamp.stat().st_mtime if stamp.exists() else 0.0

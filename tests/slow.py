@@ -1,7 +1,7 @@
-"""A test that takes longer than ten seconds says why: `@pytest.mark.slow("reason")`.
+"""A test that takes longer than ten seconds gives a reason: `@pytest.mark.slow("reason")`.
 
-A mark without a reason ends the run before it begins. A test that took longer without a mark is named at the end of the
-run, and nothing more: on a busy machine every test is slow.
+A mark without a reason ends the run before it begins. A slower test without a mark is only listed at the end of the
+run, because on a busy machine every test is slow.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Final
 
 FOLDER: Final = Path(__file__).resolve().parent.parent / "sdk" / "client"
 SOURCE: Final = FOLDER / "asynchronous.py"
-TWIN: Final = FOLDER / "synchronous.py"
+TARGET: Final = FOLDER / "synchronous.py"
 
 DOCSTRING: Final = '''"""`SyncClient`: what programs without an event loop use to talk to the ingress.
 
@@ -32,7 +32,7 @@ REPLACED: Final = (
 )
 
 
-def twin() -> str:
+def generated() -> str:
     """The source of the synchronous client."""
     text = SOURCE.read_text(encoding="utf-8")
     for pattern, replacement in REPLACED:
@@ -43,9 +43,9 @@ def twin() -> str:
 
 
 def _ruff(text: str, *command: str) -> str:
-    arguments = [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(TWIN), "-"]
+    arguments = [sys.executable, "-m", "ruff", *command, "--stdin-filename", str(TARGET), "-"]
     return subprocess.run(arguments, input=text, capture_output=True, text=True, check=True).stdout
 
 
 if __name__ == "__main__":
-    TWIN.write_text(twin(), encoding="utf-8")
+    TARGET.write_text(generated(), encoding="utf-8")

@@ -131,8 +131,21 @@ def test_without_extras_the_wheel_needs_aiohttp_and_msgpack_alone(wheel: Path) -
     assert {requirement(line).name for line in always} == {"aiohttp", "msgpack"}
 
 
+def test_without_the_identity_extra_an_endpoint_with_keys_says_what_to_install(
+    base: Environment, tmp_path: Path
+) -> None:
+    code = (
+        f"from holdfast.sdk import Service, endpoint; endpoint([Service('shop')], identity_keys=['ed25519:{'A' * 43}'])"
+    )
+
+    answer = base.run("python", "-c", code, cwd=tmp_path)
+
+    assert answer.returncode == 1
+    assert answer.stderr.endswith("identity keys need the package cryptography: pip install 'holdfast[identity]'\n")
+
+
 @pytest.mark.parametrize("command", ["dev", "serve", "version"])
-def test_without_the_server_extra_the_command_says_what_to_install(
+def test_without_the_server_extra_the_command_names_what_to_install(
     base: Environment, tmp_path: Path, command: str
 ) -> None:
     answer = base.run("holdfast", command, cwd=tmp_path)
@@ -199,7 +212,7 @@ def test_every_module_of_the_wheel_can_be_imported_with_its_extras_and_without_c
     assert int(answer.stdout) > 100
 
 
-def test_without_the_s3_extra_a_bucket_is_refused_with_what_to_install(server: Environment, tmp_path: Path) -> None:
+def test_without_the_s3_extra_a_bucket_is_refused_with_a_hint(server: Environment, tmp_path: Path) -> None:
     answer = server.run(
         "holdfast",
         "serve",

@@ -39,7 +39,7 @@ def test_a_run_with_unexplained_marks_does_not_begin_and_names_them(tmp_path: Pa
     assert re.findall(r"test_it.py::test_(\d)", answer.stdout + answer.stderr) == ["0", "1", "2", "3", "4"]
 
 
-def test_a_test_that_took_long_is_named_unless_it_said_why(tmp_path: Path) -> None:
+def test_a_slow_test_without_a_reason_is_named(tmp_path: Path) -> None:
     source = (
         "import pytest\nimport tests.slow\ntests.slow.SLOW_S = -1.0\n\n"
         "def test_unmarked():\n    pass\n\n@pytest.mark.slow('many nodes')\ndef test_marked():\n    pass\n"

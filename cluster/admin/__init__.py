@@ -1,1 +1,1 @@
-"""The door for operators."""
+"""The HTTP API for operators."""

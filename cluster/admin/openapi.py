@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast import __version__
-from holdfast.cluster.admin.routes import ACTIONS, NUMBER, ROUTES
+from holdfast.cluster.admin.routes import ACTIONS, NUMBER, PUBLIC, ROUTES
 
 
 def openapi() -> dict[str, Any]:
@@ -25,6 +25,9 @@ def openapi() -> dict[str, Any]:
             "responses": {str(status): {"description": text} for status, text in route.answers}
             | {"default": {"$ref": "#/components/responses/Error"}},
         }
+        if route.role != PUBLIC:
+            operation["x-holdfast-role"] = route.role
+            operation["security"] = [{"token": []}]
         if route.body is not None:
             operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": route.body}}}
         paths.setdefault(route.path, {})[route.method.lower()] = operation
@@ -45,6 +48,7 @@ def openapi() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": {"Error": error},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
             "responses": {
                 "Error": {
                     "description": "what is wrong, and what to do about it",

@@ -21,9 +21,12 @@ from holdfast.cluster.snapshotting.service import Snapshots
 from holdfast.cluster.snapshotting.views import show_keeper, show_snapshots
 from holdfast.cluster.values.shared_store import Objects
 from holdfast.log.errors import ProposalError
+from holdfast.log.link import LinkStatus
 from holdfast.log.node import Group, LogNode
 
-FRESH_S: Final = 3.0  # How long an operator waits for a meta group that nobody leads.
+FRESH_S: Final = 3.0  # How long an operator waits for a meta group without a leader.
+
+NOT_CONNECTED: Final = "not connected"
 
 
 class Overview(NamedTuple):
@@ -41,9 +44,11 @@ class Overview(NamedTuple):
     snapshots: Snapshots
     objects: Objects
 
-    async def show(self) -> dict[str, Any]:
-        """Nodes and the table are linearizable, if the meta group answers. The rest is as this node sees it: links,
-        leaders, and how far others are, which only a leader knows."""
+    async def show(self, *, reasons: bool = True) -> dict[str, Any]:
+        """`reasons`: why links are down. They tell what listens at an address, which is for administrators only.
+
+        Nodes and the table are linearizable, if the meta group answers. The rest is as this node sees it: links,
+        leaders, and the progress of others, which only a leader knows."""
         fresh = await self._is_fresh()
         changing = await self.controller.doing_now()
         membership = self.meta.state.membership
@@ -56,7 +61,7 @@ class Overview(NamedTuple):
             "changing": changing or None,
             "replication": membership.replication,
             "level": self.meta.state.level,
-            "nodes": self._nodes(),
+            "nodes": self._nodes(reasons=reasons),
             "snapshots": show_snapshots(self.snapshots),
             "blobs": self.objects.show(),
             "meta": show_group(self.log.group(META_GROUP)),
@@ -81,7 +86,7 @@ class Overview(NamedTuple):
             return False
         return True
 
-    def _nodes(self) -> list[dict[str, Any]]:
+    def _nodes(self, *, reasons: bool) -> list[dict[str, Any]]:
         links, releases = self.log.links(), self.releases.known
         return [
             {
@@ -90,13 +95,19 @@ class Overview(NamedTuple):
                 "level": releases[name].level if name in releases else None,
                 "disk_full": name in self.handover.full,
                 "connected": name == self.config.node or (name in links and links[name].connected),
-                "error": links[name].last_error if name in links and not links[name].connected else None,
+                "error": self._link_error(links.get(name), reasons=reasons),
             }
             for name, member in sorted(self.meta.state.membership.nodes.items())
         ]
 
+    @staticmethod
+    def _link_error(link: LinkStatus | None, *, reasons: bool) -> str | None:
+        if link is None or link.connected or link.last_error is None:
+            return None
+        return link.last_error if reasons else NOT_CONNECTED
+
     def _here(self, number: int) -> dict[str, Any]:
-        """What only a node that has a replica knows."""
+        """What only a node with a replica knows."""
         group = self.hosted[number].group
         return {**show_group(group), "snapshot": show_keeper(self.snapshots.keepers[group.id])}
 

@@ -1,26 +1,16 @@
-"""What requests to the admin API say, read and checked, and how answers and errors are written."""
+"""The parameters and bodies of requests to the admin API, parsed and checked, and the encoding of answers."""
 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
 
-from aiohttp import HttpVersion11, web
-
-from holdfast.cluster.errors import (
-    BadRequest,
-    Circumstance,
-    Conflict,
-    Internal,
-    NotFound,
-    TooLarge,
-    UnsupportedEncoding,
-    WrongMethod,
-    circumstance,
-    error_body,
-)
+from holdfast.cluster.durations import parse_duration_ms
+from holdfast.cluster.errors import BadRequest, TooLarge, UnsupportedEncoding
+from holdfast.cluster.http.browsers import check_no_form
+from holdfast.cluster.http.exchange import Answer, Request
 from holdfast.sdk.bounds import TooComplex, load_json
 from holdfast.sdk.ids import (
     BadId,
@@ -30,16 +20,27 @@ from holdfast.sdk.ids import (
 from holdfast.statemachine.effects import STATUS_NAMES
 from holdfast.statemachine.records import END_NAMES, End
 
-logger = logging.getLogger(__name__)
-BODY_BYTES_MAX: Final = 1024 * 1024  # One character in a text beyond 16 bits, and all of it takes four times as much.
+BODY_BYTES_MAX: Final = 1024 * 1024  # One character beyond 16 bits in a text quadruples its memory.
 BODY_ELEMENTS_MAX: Final = 64 * 1024
 STATUS_BY_NAME: Final = {name: status for status, name in STATUS_NAMES.items()}
 END_BY_NAME: Final = {name: end for end, name in END_NAMES.items() if end != End.NONE}
 
 
-def id_of(request: web.Request) -> InvocationId:
+class AdminRequest(NamedTuple):
+    """A request to the admin API, with its target parsed."""
+
+    request: Request
+    path: Mapping[str, str]  # The values of the route's placeholders.
+    query: Mapping[str, str]
+
+    def note(self, **targets: object) -> None:
+        """For the audit trail: what else this request concerns. No payloads and no secrets."""
+        self.request.targets |= targets
+
+
+def id_of(request: AdminRequest) -> InvocationId:
     try:
-        return parse_id(request.match_info["id"])
+        return parse_id(request.path["id"])
     except BadId as error:
         raise BadRequest(str(error), "it is in the header x-holdfast-id of every answer about an invocation") from None
 
@@ -70,9 +71,9 @@ def read_ends(text: str | None) -> tuple[int, ...] | None:
 
 
 class Parameters:
-    """The parameters of a request, known ones only: a misspelt filter must not be no filter."""
+    """The parameters of a request. Unknown ones are refused: a misspelt filter must not be ignored."""
 
-    def __init__(self, request: web.Request, *known: str) -> None:
+    def __init__(self, request: AdminRequest, *known: str) -> None:
         self._query = request.query
         for name in self._query:
             if name not in known:
@@ -81,7 +82,7 @@ class Parameters:
     def text(self, name: str) -> str | None:
         value = self._query.get(name)
         if value == "":
-            raise BadRequest(f"{name}: it is empty")
+            raise BadRequest(f"{name}: must not be empty")
         return value
 
     def truth(self, name: str) -> bool:
@@ -99,32 +100,34 @@ class Parameters:
         return int(value)
 
 
-async def answer_expectation(request: web.Request) -> web.StreamResponse | None:
-    """A client waits to be told that its body is wanted (RFC 9110, 10.1.1)."""
-    if request.content_length is not None and request.content_length > BODY_BYTES_MAX:
-        response = refusal(TooLarge(f"the body is larger than {BODY_BYTES_MAX} bytes"))
-        response.force_close()
-        await response.prepare(request)
-        await response.write_eof()
-        request.protocol.force_close()
-        return response
-    if request.headers["Expect"].lower() == "100-continue" and request.version >= HttpVersion11:
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # The response has not begun.
-    return None
-
-
-async def read_body(request: web.Request, known: set[str]) -> dict[str, Any]:
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise UnsupportedEncoding("the admin API takes bodies as they are, not compressed")
+def read_time(parameters: Parameters, name: str, now_ms: int) -> int | None:
+    """A time, or a duration before now."""
+    text = parameters.text(name)
+    if text is None:
+        return None
     try:
-        given = load_json(await request.read(), BODY_ELEMENTS_MAX)
+        if text[:4].isdigit() and text[4:5] == "-":
+            time = datetime.fromisoformat(text)
+            return round((time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp() * 1000)
+        return now_ms - parse_duration_ms(text)
+    except (ValueError, OverflowError):
+        raise BadRequest(
+            f"{name}: {text!r:.60} is neither a time nor a duration", "for example 2026-11-18T04:00:00Z, or 2h"
+        ) from None
+
+
+async def read_body(request: AdminRequest, known: set[str]) -> dict[str, Any]:
+    if request.request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise UnsupportedEncoding("the admin API does not accept compressed bodies")
+    check_no_form(request.request.headers)
+    try:
+        given = load_json(await request.request.read(BODY_BYTES_MAX, too_large), BODY_ELEMENTS_MAX)
     except TooComplex as error:
-        raise TooLarge(f"the body is not taken: {error}") from None
+        raise TooLarge(f"the body is refused: {error}") from None
     except ValueError as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
     if not isinstance(given, dict):
-        raise BadRequest("the body is a JSON object")
+        raise BadRequest("the body must be a JSON object")
     unknown = sorted(set(given) - known)
     if unknown:
         raise BadRequest(f"there is no field {unknown[0]!r:.60}", f"there are: {', '.join(sorted(known))}")
@@ -132,7 +135,7 @@ async def read_body(request: web.Request, known: set[str]) -> dict[str, Any]:
 
 
 def read_size(text: str) -> int:
-    """In bytes; 0 for what cannot be encoded, which JSON can express and nobody can store."""
+    """In bytes; 0 for text that JSON can express but that cannot be encoded."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:
@@ -145,43 +148,9 @@ def check_encodable(texts: dict[str, str]) -> dict[str, str]:
     }
 
 
-def json_answer(status: int, value: Any) -> web.Response:
-    return web.Response(
-        status=status, body=json.dumps(value, ensure_ascii=True).encode(), headers={"Content-Type": "application/json"}
-    )
+def too_large(most: int) -> TooLarge:
+    return TooLarge(f"the body is larger than {most} bytes")
 
 
-@web.middleware
-async def errors_as_json(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Whatever goes wrong becomes the one shape of an error."""
-    try:
-        return await handler(request)
-    except web.HTTPRequestEntityTooLarge:
-        return refusal(TooLarge(f"the body is larger than {BODY_BYTES_MAX} bytes"))
-    except web.HTTPMethodNotAllowed as error:
-        allowed = ", ".join(sorted(error.allowed_methods))
-        return refusal(WrongMethod(allowed, f"{request.method} does not work here"))
-    except web.HTTPNotFound:
-        return refusal(NotFound(f"there is nothing at {request.path!r:.200}", "GET / lists what there is"))
-    except web.HTTPException:
-        raise
-    except Exception as error:
-        known = circumstance(error)
-        if known is None:
-            logger.exception("%s %.200s failed", request.method, request.path)
-            known = Internal("an internal error; its cause is in the log of the node")
-        return refusal(known)
-
-
-def refusal(error: Circumstance) -> web.Response:
-    body = json.loads(error_body(error.status, error.message, source="admin", hint=error.hint))
-    if isinstance(error, Conflict) and error.details:
-        body["details"] = list(error.details)
-    response = json_answer(error.status, body)
-    if error.retry_after_s is not None:
-        response.headers["Retry-After"] = str(error.retry_after_s)
-    if isinstance(error, WrongMethod):
-        response.headers["Allow"] = error.allowed
-    return response
+def json_answer(status: int, value: Any) -> Answer:
+    return Answer(status, json.dumps(value, ensure_ascii=True).encode())

@@ -1,12 +1,14 @@
-"""Every route of the admin API in one table: what it takes, what it answers, and who serves it."""
+"""Every route of the admin API in one table: its parameters, its answers, and the method that serves it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from holdfast.cluster.admin.parameters import END_BY_NAME, STATUS_BY_NAME
+from holdfast.statemachine.access import ADMIN, APPROVE, OPERATE, READ, ROLES
 
+PUBLIC: Final = ""  # The role of routes that need no token.
 PAGE: Final = 100
 PAGE_MAX: Final = 1000
 BULK: Final = 1000
@@ -24,23 +26,30 @@ class Parameter(NamedTuple):
 class Route(NamedTuple):
     method: str
     path: str
-    name: str  # of the method of Admin that answers
+    name: str  # of the method of Admin that serves it
     summary: str
+    role: str  # that the client's token must include
     parameters: tuple[Parameter, ...] = ()
     body: Mapping[str, Any] | None = None
     answers: tuple[tuple[int, str], ...] = ((200, "as asked"),)
+
+    @property
+    def acts(self) -> bool:
+        """Whether it changes something: then each request to it is in the audit trail."""
+        return self.method != "GET"
 
 
 _TRUTH: Final = {"type": "boolean"}
 NUMBER: Final = {"type": "integer"}
 FILTERS: Final = (
     Parameter(
-        "status", f"one or more of {', '.join(STATUS_BY_NAME)}, separated by commas; `active`: all but completed"
+        "status",
+        f"with one of these statuses, separated by commas: {', '.join(STATUS_BY_NAME)}; `active`: all but completed",
     ),
-    Parameter("service", "of this service"),
-    Parameter("handler", "of this handler"),
-    Parameter("key", "of this key of a virtual object or workflow"),
-    Parameter("deployment", "pinned to this deployment"),
+    Parameter("service", "invocations of this service"),
+    Parameter("handler", "invocations of this handler"),
+    Parameter("key", "invocations of this key of a virtual object or workflow"),
+    Parameter("deployment", "invocations pinned to this deployment"),
     Parameter("older_than", "created longer ago than this duration: 10m, 2h, 1d, PT10M"),
     Parameter("outcome", f"completed, with one or more of {', '.join(END_BY_NAME)}, separated by commas"),
     Parameter("since", "created at or after this time: 2026-11-18T04:00:00Z, or a duration before now: 2h"),
@@ -49,16 +58,29 @@ FILTERS: Final = (
 )
 _RESTART: Final = (
     Parameter("step", "restart: keep the steps before this one; 0 keeps only the input", NUMBER),
-    Parameter("to", "resume, restart: continue on this deployment; `newest` is the one that gets new invocations"),
+    Parameter("to", "resume, restart: continue on this deployment; `newest` is the one that receives new invocations"),
 )
-_NOT_FOUND: Final = (404, "there is none")
+_NOT_FOUND: Final = (404, "it does not exist")
 ROUTES: Final = (
-    Route("GET", "/", "page", "An overview page for people", answers=((200, "HTML"),)),
+    Route("GET", "/", "page", "An overview page for people, or the page to sign in", PUBLIC, answers=((200, "HTML"),)),
+    Route("GET", "/console/{name}", "console_file", "A file of these pages", PUBLIC, answers=((200, "it"), _NOT_FOUND)),
+    Route("GET", "/session", "session", "Who sends this request, by token or by cookie", PUBLIC),
+    Route(
+        "POST",
+        "/session",
+        "sign_in",
+        "Sign in: the answer sets a cookie that stands for the token until it expires",
+        PUBLIC,
+        body={"type": "object", "required": ["token"], "properties": {"token": {"type": "string"}}},
+        answers=((200, "signed in"), (401, "the token is not valid"), (409, "this node asks for no tokens")),
+    ),
+    Route("DELETE", "/session", "sign_out", "Sign out: the cookie is not accepted any more", PUBLIC),
     Route(
         "GET",
         "/health",
         "health",
-        "Whether this node can take requests",
+        "Whether this node can serve requests",
+        PUBLIC,
         answers=((200, "it can; with warnings, if there are any"), (503, "why not")),
     ),
     Route(
@@ -66,6 +88,7 @@ ROUTES: Final = (
         "/deployments",
         "register",
         "Register the endpoint at a URI and discover its services",
+        OPERATE,
         body={
             "type": "object",
             "required": ["uri"],
@@ -77,47 +100,59 @@ ROUTES: Final = (
         },
         answers=(
             (201, "registered"),
-            (200, "it was registered with this manifest before"),
-            (400, "the manifest is wrong, and where"),
+            (200, "it is already registered with this manifest"),
+            (400, "the manifest is wrong, and where; or the nodes may not connect to that address"),
             (409, "it would break callers or change a deployment: `details` says how"),
-            (502, "the endpoint cannot be asked"),
+            (502, "no endpoint answers there; only a token with the role admin is told why"),
         ),
     ),
-    Route("GET", "/deployments", "deployments", "All deployments, with the invocations in flight on each"),
+    Route("GET", "/deployments", "deployments", "All deployments, with the invocations in flight on each", READ),
     Route(
-        "GET", "/deployments/{id}", "deployment", "One deployment with its handlers", answers=((200, "it"), _NOT_FOUND)
+        "GET",
+        "/deployments/{id}",
+        "deployment",
+        "One deployment with its handlers",
+        READ,
+        answers=((200, "it"), _NOT_FOUND),
     ),
     Route(
         "DELETE",
         "/deployments/{id}",
         "remove",
         "Remove a drained deployment, or any deployment by force",
+        OPERATE,
         (Parameter("force", "even if invocations run on it", _TRUTH),),
         answers=((200, "removed"), _NOT_FOUND, (409, "it is in use: how")),
     ),
-    Route("GET", "/services", "services", "All services, as their newest deployment offers them"),
-    Route("GET", "/services/{name}", "service", "One service with its handlers", answers=((200, "it"), _NOT_FOUND)),
-    Route("GET", "/services/{name}/{key}/state", "state", "The state of one key", answers=((200, "it"), _NOT_FOUND)),
+    Route("GET", "/services", "services", "All services, as their newest deployment offers them", READ),
+    Route(
+        "GET", "/services/{name}", "service", "One service with its handlers", READ, answers=((200, "it"), _NOT_FOUND)
+    ),
+    Route(
+        "GET", "/services/{name}/{key}/state", "state", "The state of one key", READ, answers=((200, "it"), _NOT_FOUND)
+    ),
     Route(
         "PUT",
         "/services/{name}/{key}/state",
         "set_state",
         "Edit the state of a key while no handler holds it",
+        OPERATE,
         body={
             "type": "object",
             "properties": {
                 "values": {"type": "object", "description": 'by name: any JSON value, or {"base64": "..."} for bytes'},
                 "remove": {"type": "array", "items": {"type": "string"}},
-                "replace": {"type": "boolean", "description": "remove whatever is not in `values`"},
+                "replace": {"type": "boolean", "description": "remove all names that are not in `values`"},
             },
         },
-        answers=((200, "the state as it is now"), _NOT_FOUND, (409, "an invocation holds the key")),
+        answers=((200, "the current state"), _NOT_FOUND, (409, "an invocation holds the key")),
     ),
     Route(
         "GET",
         "/invocations",
         "invocations",
         "Invocations that match every filter, newest first, in pages",
+        READ,
         (
             *FILTERS,
             Parameter("limit", f"of the page, up to {PAGE_MAX}; {PAGE} if not given", NUMBER),
@@ -129,6 +164,7 @@ ROUTES: Final = (
         "/invocations/{id}",
         "invocation",
         "One invocation: its record, why it is not running, its outcome",
+        READ,
         answers=((200, "it"), _NOT_FOUND),
     ),
     Route(
@@ -136,6 +172,7 @@ ROUTES: Final = (
         "/invocations/{id}/journal",
         "journal",
         "The journal of an invocation, decoded",
+        READ,
         (Parameter("start", "the first step", NUMBER), Parameter("limit", f"up to {STEPS_PAGE}", NUMBER)),
         answers=((200, "the steps"), _NOT_FOUND),
     ),
@@ -144,6 +181,7 @@ ROUTES: Final = (
         "/invocations/{id}/steps/{step}/decide",
         "decide",
         "Decide the outcome of a step that is in doubt",
+        APPROVE,
         body={
             "type": "object",
             "properties": {
@@ -159,14 +197,16 @@ ROUTES: Final = (
         "/invocations/{id}/{action}",
         "act",
         f"{', '.join(ACTIONS)}",
+        OPERATE,
         _RESTART,
-        answers=((200, "done, or already so"), _NOT_FOUND, (409, "its state does not allow it")),
+        answers=((200, "done, or nothing to change"), _NOT_FOUND, (409, "its state does not allow it")),
     ),
     Route(
         "POST",
         "/invocations/{action}",
         "act_on_many",
         f"{', '.join(ACTIONS)}: all invocations that match; at least one filter is needed",
+        OPERATE,
         (
             *FILTERS,
             *_RESTART,
@@ -178,19 +218,22 @@ ROUTES: Final = (
         "GET",
         "/cluster",
         "cluster",
-        "Nodes, partitions, leaders, lags, snapshots; `linearizable` says what of it includes every change acknowledged before",
+        "Nodes, partitions, leaders, lags, snapshots; `linearizable` says which parts include every change acknowledged "
+        "before; only the role admin sees why a node is not connected",
+        READ,
     ),
     Route(
         "POST",
         "/cluster/nodes",
         "add_node",
         "Add a node; it gets replicas once it is connected",
+        OPERATE,
         body={
             "type": "object",
             "required": ["name", "address"],
             "properties": {
                 "name": {"type": "string"},
-                "address": {"type": "string", "description": "host:port of its peer link"},
+                "address": {"type": "string", "description": "host:port of its peer link, not link-local"},
                 "zone": {"type": "string"},
             },
         },
@@ -201,14 +244,16 @@ ROUTES: Final = (
         "/cluster/nodes/{name}/drain",
         "drain",
         "Drain a node: move its leaderships to other nodes",
+        OPERATE,
         (Parameter("move", "true: also move its replicas to other nodes", _TRUTH),),
-        answers=((200, "drained, or under way: `leads` says"), _NOT_FOUND),
+        answers=((200, "drained, or in progress: see `leads`"), _NOT_FOUND),
     ),
     Route(
         "POST",
         "/cluster/nodes/{name}/undrain",
         "undrain",
         "Return a drained node to service",
+        OPERATE,
         answers=((200, "done"), _NOT_FOUND),
     ),
     Route(
@@ -216,29 +261,34 @@ ROUTES: Final = (
         "/cluster/nodes/{name}/remove",
         "remove_node",
         "Remove a node permanently and recreate its replicas on other nodes",
+        OPERATE,
         (Parameter("force", "true: even if too few nodes are left for all replicas", _TRUTH),),
-        answers=((200, "under way"), _NOT_FOUND, (409, "too few would be left")),
+        answers=((200, "under way"), _NOT_FOUND, (409, "too few nodes would be left")),
     ),
     Route(
         "POST",
         "/cluster/partitions/{partition}/transfer",
         "transfer",
         "Transfer the leadership of a partition to another replica",
-        (Parameter("to", "the node that is to lead; any other replica if omitted"),),
-        answers=((200, "who leads it now"), _NOT_FOUND, (409, "why it stays")),
+        OPERATE,
+        (Parameter("to", "the new leader; any other replica if omitted"),),
+        answers=((200, "the current leader"), _NOT_FOUND, (409, "the leadership could not be transferred, and why")),
     ),
     Route(
         "POST",
         "/cluster/partitions/{partition}/snapshot",
         "create_snapshot",
         "Take a snapshot of a partition now, on its leader",
-        answers=((201, "it"), _NOT_FOUND, (503, "it cannot be cut now: why")),
+        OPERATE,
+        answers=((201, "it"), _NOT_FOUND, (503, "the snapshot cannot be taken now, and why")),
     ),
     Route(
         "POST",
         "/cluster/backups",
         "begin_backup",
-        "Start a backup of the whole cluster on this node",
+        "Start a backup of the whole cluster on this node; "
+        "a place outside the store in the setting `snapshots` needs the role admin",
+        OPERATE,
         body={
             "type": "object",
             "required": ["to"],
@@ -249,31 +299,129 @@ ROUTES: Final = (
                 },
             },
         },
-        answers=((202, "begun: ask for its id"), (400, "not a place"), (409, "this node is making one already")),
+        answers=(
+            (202, "started: its progress is under its id"),
+            (400, "not a place"),
+            (409, "this node is already making one"),
+        ),
     ),
-    Route("GET", "/cluster/backups", "backups", "Backups that this node has made or started since it came up"),
+    Route("GET", "/cluster/backups", "backups", "Backups that this node has made or started since it came up", READ),
     Route(
         "GET",
         "/cluster/backups/{id}",
         "backup",
-        "The progress of a backup, whichever node makes it",
+        "The progress of a backup, whichever node makes it; only the role admin sees why it failed",
+        READ,
         answers=((200, "`status`: running, succeeded, failed or cancelled"), _NOT_FOUND),
     ),
     Route(
         "DELETE",
         "/cluster/backups/{id}",
         "cancel_backup",
-        "Cancel a backup in progress and delete what it wrote",
-        answers=((200, "as it ended"), _NOT_FOUND),
+        "Cancel a backup in progress and delete its files",
+        OPERATE,
+        answers=((200, "the final state of the backup"), _NOT_FOUND),
     ),
     Route(
         "GET",
         "/snapshots",
         "snapshots",
         "Snapshots in the shared store for the partitions on this node",
-        answers=((200, "names"), (409, "there is no shared store"), (503, "the store does not answer: why")),
+        READ,
+        answers=((200, "names"), (409, "there is no shared store"), (503, "the store does not answer, and why")),
     ),
-    Route("GET", "/metrics", "metrics", "Metrics for Prometheus", answers=((200, "text"),)),
-    Route("GET", "/openapi.json", "openapi", "The OpenAPI description of this API"),
+    Route("GET", "/tokens", "tokens", "All tokens, without their secrets", ADMIN),
+    Route(
+        "POST",
+        "/tokens",
+        "create_token",
+        "Create a token; the answer has its secret, which is not stored",
+        ADMIN,
+        body={
+            "type": "object",
+            "required": ["name", "roles"],
+            "properties": {
+                "name": {"type": "string", "description": "the person or program that gets it"},
+                "roles": {"type": "array", "items": {"type": "string", "enum": list(ROLES)}},
+                "services": {
+                    "type": "array",
+                    "items": {"type": "string"},
+                    "description": "the only services that the role invoke covers; none: all",
+                },
+                "expires_in": {"type": "string", "description": "a duration: 12h, 90d; default: it never expires"},
+            },
+        },
+        answers=((201, "the token"),),
+    ),
+    Route(
+        "POST",
+        "/tokens/{id}/rotate",
+        "rotate_token",
+        "Give a token a new secret; the answer has it",
+        ADMIN,
+        body={
+            "type": "object",
+            "properties": {
+                "keep_old": {"type": "string", "description": "how long the previous secret stays valid: 1h"},
+            },
+        },
+        answers=((200, "the token"), _NOT_FOUND),
+    ),
+    Route(
+        "DELETE", "/tokens/{id}", "revoke_token", "Revoke a token", ADMIN, answers=((200, "it is revoked"), _NOT_FOUND)
+    ),
+    Route(
+        "GET",
+        "/audit",
+        "audit",
+        "The audit trail, newest acts first, in pages: who changed what, when, from where, and with which outcome",
+        ADMIN,
+        (
+            Parameter("since", "at or after this time: 2026-11-18T04:00:00Z, or a duration before now: 2h"),
+            Parameter("until", "before this time, or a duration before now"),
+            Parameter("principal", "by the token with this id or name; `anybody` if authentication is off"),
+            Parameter("action", "with this name, as in kill, register, create_token, resolve_awakeable"),
+            Parameter("outcome", "done, refused (401, 403), failed, unknown (the client disconnected), or a status"),
+            Parameter("limit", f"of the page, up to {PAGE_MAX}; {PAGE} if not given", NUMBER),
+            Parameter("cursor", "cursor from the previous page", NUMBER),
+            Parameter(
+                "after", "instead of a cursor: only acts after the one with this `sequence`, oldest first", NUMBER
+            ),
+        ),
+    ),
+    Route("GET", "/identity", "identity", "The public keys by which handlers recognise this cluster", READ),
+    Route(
+        "POST",
+        "/identity/rotate",
+        "rotate_identity",
+        "Create a new key that is used beside the current one, or stop using the older of two",
+        ADMIN,
+        body={
+            "type": "object",
+            "properties": {"finish": {"type": "boolean", "description": "stop using the older key"}},
+        },
+        answers=((200, "the public keys"), (409, "a rotation is already in progress, or there is none to finish")),
+    ),
+    Route("GET", "/metrics", "metrics", "Metrics for Prometheus", READ, answers=((200, "text"),)),
+    Route("GET", "/openapi.json", "openapi", "The OpenAPI description of this API", READ),
 )
 FILTER_NAMES: Final = tuple(parameter.name for parameter in FILTERS)
+
+
+def match(route: Route, segments: Sequence[str]) -> dict[str, str] | None:
+    """The values of the placeholders of its path; None: the path does not match."""
+    wanted = _SEGMENTS[route.path]
+    if len(wanted) != len(segments):
+        return None
+    places = {}
+    for expected, found in zip(wanted, segments, strict=True):
+        if expected.startswith("{"):
+            if not found:
+                return None
+            places[expected.strip("{}")] = found
+        elif expected != found:
+            return None
+    return places
+
+
+_SEGMENTS: Final = {route.path: route.path[1:].split("/") for route in ROUTES}

@@ -1,6 +1,6 @@
-"""How records are shown to people and scripts: JSON with names, times as text, payloads as what they are.
+"""Records for people and scripts: JSON with names, times as text, and decoded payloads.
 
-A payload is bytes that a node never looks into; only here, on the way to an operator's eyes, it is tried as JSON. A large
+A payload is bytes that a node never interprets; only here, for an operator, it is decoded as JSON if possible. A large
 value is not read for that: its size and its sha256 are shown.
 """
 
@@ -17,7 +17,7 @@ from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.handlers.health import Health
 from holdfast.cluster.routing.reader import Description, Keyed
 from holdfast.sdk.bounds import load_json
-from holdfast.sdk.ids import format_awakeable, format_id
+from holdfast.sdk.ids import ID_BYTES, InvocationId, format_awakeable, format_id
 from holdfast.sdk.journal import (
     NOTHING,
     OP_NAMES,
@@ -30,35 +30,20 @@ from holdfast.statemachine.commands import Mode, Payload, Ref
 from holdfast.statemachine.effects import STATUS_NAMES, Status
 from holdfast.statemachine.history import ENDED_NAMES, EndedAttempt
 from holdfast.statemachine.meta import Deployment, Handler, MetaState, Service
-from holdfast.statemachine.queries import shown_status, utc
+from holdfast.statemachine.ops import ROWS
+from holdfast.statemachine.queries import shown_status
 from holdfast.statemachine.records import END_NAMES, Invocation
+from holdfast.statemachine.texts import utc
 
 SHOWN_BYTES_MAX: Final = 64 * 1024  # of one payload in a journal; longer ones are cut
 SHOWN_ELEMENTS_MAX: Final = 2000  # of one payload that is shown as JSON; others are shown as text
 
-MODE_NAMES: Final = {Mode.PLAIN: "plain", Mode.EXCLUSIVE: "exclusive", Mode.SHARED: "shared", Mode.WORKFLOW: "main"}
-
-_ARGUMENTS: Final = {
-    Op.INPUT: ("headers",),
-    Op.RUN: ("name", "failures", "next_try_at", "last_error", "failing_since", "trace"),
-    Op.SLEEP: ("milliseconds", "due_at"),
-    Op.CALL: ("service", "handler", "key"),
-    Op.SEND: ("service", "handler", "key"),
-    Op.GET: ("name",),
-    Op.SET: ("name", "value"),
-    Op.CLEAR: ("name",),
-    Op.CLEAR_ALL: (),
-    Op.KEYS: (),
-    Op.PROMISE: ("name",),
-    Op.PEEK: ("name",),
-    Op.RESOLVE: ("name",),
-    Op.AWAKEABLE: (),
-    Op.RESOLVE_AWAKEABLE: ("invocation", "step"),
-    Op.ATTACH: ("invocation",),
-    Op.CANCEL: ("invocation",),
-    Op.VALUE: ("name",),
+MODE_NAMES: Final[Mapping[int, str]] = {
+    Mode.PLAIN: "plain",
+    Mode.EXCLUSIVE: "exclusive",
+    Mode.SHARED: "shared",
+    Mode.WORKFLOW: "main",
 }
-_TIMES: Final = frozenset({"next_try_at", "due_at", "failing_since"})
 
 
 def show_time(milliseconds: int) -> str | None:
@@ -91,12 +76,12 @@ def show_payload(payload: Payload, bytes_max: int = SHOWN_BYTES_MAX) -> Any:
 
 
 def read_payload(value: Any) -> bytes:
-    """The other way: any JSON value, or exactly {"base64": "..."} for bytes."""
+    """The inverse: any JSON value, or exactly {"base64": "..."} for bytes."""
     if isinstance(value, dict) and set(value) == {"base64"} and isinstance(value["base64"], str):
         try:
             return base64.b64decode(value["base64"], validate=True)
         except (binascii.Error, ValueError):
-            raise BadRequest('{"base64": ...} holds something else than base64') from None
+            raise BadRequest('{"base64": ...} must hold base64') from None
     return json.dumps(value, separators=(",", ":")).encode()
 
 
@@ -129,10 +114,21 @@ def show_invocation(record: Invocation) -> dict[str, Any]:
 
 
 def why_down(healths: Sequence[Health]) -> str | None:
-    """A sentence, if the handlers of an invocation that should run cannot be reached."""
+    """A sentence, if the handlers of an invocation that should run are unreachable, or are held back."""
     down = next((each for each in healths if each.is_down), None)
     if down is None:
-        return None
+        stalled = next((each for each in healths if each.stalled_since_ms), None)
+        if stalled is not None:
+            return (
+                f"Its handlers at {stalled.uri} ({stalled.deployment}) do not respond to {stalled.node} since "
+                f"{utc(stalled.stalled_since_ms)}: {stalled.stall}."
+            )
+        if (waiting := next((each for each in healths if each.wait), None)) is not None:
+            return f"It is waiting for its turn at {waiting.uri} ({waiting.deployment}): {waiting.wait}."
+        held = next((each for each in healths if each.restraint), None)
+        return (
+            f"It may have to wait: at {held.uri} ({held.deployment}), {held.restraint}." if held is not None else None
+        )
     tries = "1 try" if down.failures == 1 else f"{down.failures} tries"
     following = f" The next try is at {utc(down.next_try_ms)}." if down.next_try_ms else ""
     return (
@@ -142,7 +138,7 @@ def why_down(healths: Sequence[Health]) -> str | None:
 
 
 def show_description(description: Description, healths: Sequence[Health] = ()) -> dict[str, Any]:
-    """`healths`: of the deployment that is to run it."""
+    """`healths`: of the deployment that will run it."""
     record = description.record
     due = show_time(record.due_ms)
     failure = description.last_failure
@@ -156,6 +152,7 @@ def show_description(description: Description, healths: Sequence[Health] = ()) -
         "next_attempt_at": due if record.status == Status.BACKING_OFF else None,
         "forgotten_at": due if record.status == Status.COMPLETED else None,
         "called_by": {"id": format_id(record.caller), "step": record.caller_step} if record.caller else None,
+        "call_depth": record.depth,
         "steps_copied_from": format_id(record.origin) if record.origin else None,
         "cancelling": record.cancelled,
         "journal_bytes": record.size,
@@ -192,7 +189,7 @@ def _show_attempt(attempt: EndedAttempt) -> dict[str, Any]:
     }
 
 
-def show_step(id_: bytes, index: int, step: Step) -> dict[str, Any]:
+def show_step(id_: InvocationId, index: int, step: Step, *, with_ids: bool = True) -> dict[str, Any]:
     outcome = None
     if step.outcome is not None:
         outcome = show_outcome(_unwrapped(step))
@@ -210,34 +207,38 @@ def show_step(id_: bytes, index: int, step: Step) -> dict[str, Any]:
         "duration_ms": step.journaled_ms - step.began_ms if step.began_ms and step.done else None,
         "attempt": step.epoch or None,
     }
-    if step.op == Op.AWAKEABLE:
-        shown["argument"]["id"] = format_awakeable(id_, index)
+    if step.op == Op.AWAKEABLE and with_ids:
+        shown["argument"]["id"] = format_awakeable(id_, index, *step.argument)
     return shown
 
 
 def _unwrapped(step: Step) -> list[Any]:
-    """What may be absent (GET, PEEK) is marked by a byte in front."""
+    """Values that may be absent have a leading mark."""
     assert step.outcome is not None
     outcome = step.outcome
+    row = ROWS.get(step.op)
+    if row is None or not row.signature.maybe or outcome[0] != 0:
+        return outcome
     ref = refs.in_outcome(outcome)
-    if step.op in (Op.GET, Op.PEEK) and ref is not None:
+    if ref is not None:
         return [0, Ref(ref.code - 1, ref.data)]
-    if step.op in (Op.GET, Op.PEEK) and outcome[0] == 0:
-        return [0, outcome[1][1:] if outcome[1] != NOTHING else b""]
-    return outcome
+    return [0, outcome[1][1:] if outcome[1] != NOTHING else b""]
 
 
 def _show_argument(step: Step) -> dict[str, Any]:
     shown: dict[str, Any] = {}
     argument = list(step.argument)
-    if step.op in (Op.CALL, Op.SEND) and argument and _is_id(argument[-1]):
+    row = ROWS.get(step.op)
+    if row is None:
+        return shown
+    if row.invokes and argument and _is_id(argument[-1]):
         shown["invocation"] = format_id(argument.pop())
-    for name, value in zip(_ARGUMENTS.get(step.op, ()), argument, strict=False):
-        if name in _TIMES:
+    for kept, value in zip(row.kept, argument, strict=False):
+        if kept.is_time:
             value = show_time(value) if isinstance(value, int) else value
-        elif name == "invocation" and _is_id(value):
-            value = format_id(value)
-        shown[name] = show_payload(value) if isinstance(value, bytes | Ref) else value
+        elif kept.is_invocation and isinstance(value, bytes) and len(value) >= ID_BYTES:
+            value = format_id(InvocationId(value[:ID_BYTES]))  # The secret of an awakeable may follow.
+        shown[kept.name] = show_payload(value) if isinstance(value, bytes | Ref) else value
     return shown
 
 
@@ -246,16 +247,29 @@ def _is_id(value: Any) -> bool:
 
 
 def show_health(healths: Sequence[Health]) -> dict[str, Any]:
-    """Of one deployment. `status`: down if a node fails to reach it, idle if no node has had anything for it."""
-    down = [each for each in healths if each.is_down]
+    """Of one deployment. `status`: down if a node fails to reach it, stalled if it does not respond, crashing if a node holds
+    attempts back because they end their process, idle if no node has had anything for it."""
+    if any(each.is_down for each in healths):
+        status = "down"
+    elif any(each.stalled_since_ms for each in healths):
+        status = "stalled"
+    elif any(each.restraint for each in healths):
+        status = "crashing"
+    else:
+        status = "ok" if healths else "idle"
     return {
-        "status": "down" if down else "ok" if healths else "idle",
+        "status": status,
         "nodes": [
             {
                 "node": each.node,
                 "down_since": show_time(each.down_since_ms),
                 "failures": each.failures,
                 "error": each.last_error or None,
+                "restraint": each.restraint or None,
+                "stalled_since": show_time(each.stalled_since_ms),
+                "stall": each.stall or None,
+                "blocked": each.blocked,
+                "last_block": each.last_block or None,
                 "next_try_at": show_time(each.next_try_ms),
                 "running": each.in_flight,
                 "waiting": each.waiting,

@@ -1,11 +1,11 @@
-"""One node's part in a backup: hold messages, begin to copy what it leads, and send the copies to the store.
+"""One node's part in a backup: holding messages, copying the partitions it leads, and uploading the copies.
 
-Whoever makes the backup (`backup`) asks for it in steps. `hold`: messages between partitions wait. `begin`: a read
-transaction on the state of each partition is open, and the answer says what stands in it; nothing is copied yet. `release`:
-messages go on. `send`: one copy after the other is made, uploaded and removed here. `status`: how far it is. Whoever does not
-ask for a while is believed dead, and everything is let go of.
+The coordinator of the backup (`job`) asks for it in steps. `hold`: messages between partitions wait. `begin`: open a
+read transaction on the state of each partition and return its marks; nothing is copied yet. `release`: messages flow
+again. `send`: make, upload and remove one copy after the other. `status`: return the progress. A coordinator that is
+silent for a while is presumed dead, and everything is released.
 
-A copy is cut from one read transaction, so it does not matter whether this node still leads while it is made.
+A copy is cut from one read transaction, so it stays valid if this node loses its leadership meanwhile.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +22,7 @@ from typing import Any, Final
 import lmdb
 
 from holdfast.cluster.backup.filling import fill_blocking, is_whole
+from holdfast.cluster.environment import Event
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.partition.state import LmdbTxn, read_applied, read_schema
 from holdfast.cluster.peers.rpc import Refused
@@ -35,7 +34,6 @@ from holdfast.snapshots.cut import cut_blocking
 from holdfast.snapshots.errors import Cancelled, NotFound, SnapshotError, StoreFailed
 from holdfast.snapshots.files import remove_quietly
 from holdfast.snapshots.format import Meta, SnapshotFile, verify
-from holdfast.snapshots.opening import open_store
 from holdfast.snapshots.stores import Store
 from holdfast.snapshots.work import Work, in_thread
 from holdfast.statemachine.levels import FIRST, schema_of
@@ -43,9 +41,9 @@ from holdfast.statemachine.marks import Marks, read_marks
 
 logger = logging.getLogger(__name__)
 
-#: After this long without a question, whoever makes the backup is believed dead.
+#: A coordinator that is silent for this long is presumed dead.
 LEASE_S: Final = 60.0
-#: Of one upload, when the store fails and may heal; the store's own client tries each request several times too.
+#: Attempts per upload while the store fails temporarily. The store's client also retries each request.
 UPLOAD_TRIES: Final = 6
 UPLOAD_RETRY_S: Final = 1.0
 UPLOAD_RETRY_S_MAX: Final = 30.0
@@ -59,18 +57,18 @@ FAILED: Final = "failed"
 
 @dataclass
 class Copy:
-    """Of one partition."""
+    """The copy of one partition."""
 
     partition: Partition
     marks: asyncio.Future[Marks]
-    go: threading.Event
-    whole: bool = True  # Its large values are all in it.
+    go: Event
+    whole: bool = True  # It contains all of its large values.
     cutting: asyncio.Task[SnapshotFile] | None = None
     doing: str = WAITING
     done_bytes: int = 0
     total_bytes: int = 0
     note: str | None = None
-    error: tuple[str, bool] | None = None  # and whether making the whole backup again may help
+    error: tuple[str, bool] | None = None  # The reason, and whether repeating the round may help.
     stored: dict[str, Any] | None = None
 
     def show(self, done: int, total: int) -> None:
@@ -84,7 +82,7 @@ class Copy:
 
 @dataclass
 class Round:
-    """What this node does for one try of one backup."""
+    """This node's part in one round of one backup."""
 
     copies: dict[int, Copy]
     asked_at: float
@@ -115,7 +113,7 @@ class Copies:
         return self._home.config.data / "backups"
 
     def remove_leftovers(self) -> None:
-        """Of a process that was killed. Nothing in it is a backup."""
+        """Remove the files of a killed process. They are not a backup."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
     # -- the consistent point ----------------------------------------------------------------------------------------
@@ -143,21 +141,23 @@ class Copies:
                 partition.messages.end(token)
 
     async def begin(self, argument: Any) -> list[list[Any]]:
-        """Answers when the read transactions are open that will be copied: what stands in them, by partition."""
+        """Open the read transactions that will be copied, and return their marks by partition."""
         token, numbers = argument
         partitions = self._led(numbers)
         if token in self._rounds:
-            raise Refused("Begun", "this was asked before")
-        round_ = self._rounds[token] = Round({}, time.monotonic())
+            raise Refused("Begun", "this round has already begun")
+        round_ = self._rounds[token] = Round({}, self._home.clock.monotonic_s())
         if self._watching is None:
             self._watching = asyncio.ensure_future(self._watch())
         try:
-            # A new leader may not have applied yet what its predecessor answered for.
+            # A new leader may not have applied yet what its predecessor acknowledged.
             await asyncio.gather(*(partition.group.read_index() for partition in partitions))
             loop = asyncio.get_running_loop()
             for partition in partitions:
-                partition.objects.begin(token, LEASE_S)  # Before the state is looked at that refers to them.
-                copy = round_.copies[partition.number] = Copy(partition, loop.create_future(), threading.Event())
+                partition.objects.begin(token, LEASE_S)  # Before reading the state that refers to them.
+                copy = round_.copies[partition.number] = Copy(
+                    partition, loop.create_future(), self._home.environment.event()
+                )
                 copy.cutting = asyncio.ensure_future(self._cut(token, copy))
             return [[number, *await self._marks(copy)] for number, copy in round_.copies.items()]
         except ProposalError as error:
@@ -176,7 +176,7 @@ class Copies:
             await copy.cutting
         except (SnapshotError, OSError) as error:
             raise Refused("SnapshotError", str(error)) from None
-        raise AssertionError("a state is not copied before its marks are read")
+        raise AssertionError("the marks of a state are read before it is copied")
 
     async def _cut(self, token: str, copy: Copy) -> SnapshotFile:
         home, partition = self._home, copy.partition
@@ -197,23 +197,30 @@ class Copies:
                 index, term = read_applied(txn)
                 schema = read_schema(txn) or schema_of(FIRST)
                 return Meta(
-                    home.identity(),
-                    group,
-                    index,
-                    term,
-                    status.epoch,
-                    tuple(status.members),
-                    schema,
-                    home.config.node,
+                    cluster=home.identity(),
+                    group=group,
+                    index=index,
+                    term=term,
+                    epoch=status.epoch,
+                    members=tuple(status.members),
+                    schema=schema,
+                    node=home.config.node,
                 )
 
             def stop() -> None:
-                """The state has to grow, or is replaced: it can't wait for us."""
+                """The state has to grow or is replaced, and cannot wait for the copy."""
                 work.cancel()
                 copy.go.set()
 
             with partition.state.lend(stop) as env:
-                return cut_blocking(env, describe, directory, work)
+                return cut_blocking(
+                    env,
+                    describe,
+                    directory,
+                    work,
+                    token=self._home.environment.entropy.token(8),
+                    now_s=self._home.clock.wall_s,
+                )
 
         partition.state.make_room()
         return await in_thread(cut, progress=copy.show)
@@ -223,8 +230,8 @@ class Copies:
     def _round(self, token: Any) -> Round:
         round_ = self._rounds.get(token)
         if round_ is None:
-            raise Refused("Unknown", f"{self._home.config.node} has forgotten this backup; was it restarted?")
-        round_.asked_at = time.monotonic()
+            raise Refused("Unknown", f"{self._home.config.node} does not know this backup; it may have been restarted")
+        round_.asked_at = self._home.clock.monotonic_s()
         for copy in round_.copies.values():
             if copy.doing in (WAITING, COPYING):
                 copy.partition.objects.begin(token, LEASE_S)
@@ -238,7 +245,7 @@ class Copies:
 
     async def _send(self, round_: Round, url: str, prefix: str) -> None:
         try:
-            store = await in_thread(lambda _: open_store(url))
+            store = await in_thread(lambda _: self._home.environment.open_store(url))
         except SnapshotError as error:
             for copy in round_.copies.values():
                 copy.doing, copy.error = FAILED, (str(error), False)
@@ -261,13 +268,13 @@ class Copies:
             copy.doing = DONE
         except Cancelled:
             copy.doing = FAILED
-            copy.error = ("the state of the partition had to grow while it was being copied", True)
+            copy.error = ("the state of the partition had to grow during the copy", True)
         except _Outrun as error:
             copy.doing, copy.error = FAILED, (str(error), True)
         except (SnapshotError, OSError) as error:
             copy.doing, copy.error = FAILED, (str(error), False)
         except Exception as error:
-            logger.exception("partition %d: its copy for a backup failed", copy.partition.number)
+            logger.exception("partition %d: copying it for a backup failed", copy.partition.number)
             copy.doing, copy.error = FAILED, (f"{type(error).__name__}: {error}", False)
 
     def _fill(self, copy: Copy, file: SnapshotFile, work: Work) -> SnapshotFile:
@@ -286,7 +293,7 @@ class Copies:
                     work.pause(min(UPLOAD_RETRY_S * 2.0 ** (failures - 1), UPLOAD_RETRY_S_MAX))
             raise AssertionError("it returns, or raises")
 
-        whole = fill_blocking(file, file.path.parent, number, copy.partition.machine.partitions, fetch, work)
+        whole = fill_blocking(file, file.path.parent, number, copy.partition.machine.partitions, fetch=fetch, work=work)
         copy.note = None
         return whole
 
@@ -295,7 +302,7 @@ class Copies:
         name = part_name(number, file.name)
 
         def upload(work: Work) -> str:
-            verify(file.path)  # Read back: what this disk did not keep must not become a backup.
+            verify(file.path)  # Read back: a copy that the disk damaged must not become a backup.
             digest = digest_of(file.path, Work())
             store.put(file.path, f"{prefix}{name}", work)
             size = store.stat(f"{prefix}{name}").size
@@ -311,7 +318,7 @@ class Copies:
                 if not error.retryable or failures == UPLOAD_TRIES:
                     raise
                 copy.note = f"try {failures + 1} of {UPLOAD_TRIES}: {error}"
-                logger.warning("partition %d: uploading its copy failed, it is tried again: %s", number, error)
+                logger.warning("partition %d: uploading its copy failed and is retried: %s", number, error)
                 await asyncio.sleep(min(UPLOAD_RETRY_S * 2.0 ** (failures - 1), UPLOAD_RETRY_S_MAX))
         copy.note = None
         return {
@@ -322,10 +329,10 @@ class Copies:
     async def status(self, token: Any) -> list[list[Any]]:
         return [copy.row() for copy in self._round(token).copies.values()]
 
-    # -- letting go --------------------------------------------------------------------------------------------------
+    # -- ending -----------------------------------------------------------------------------------------------------
 
     async def abort(self, token: Any) -> None:
-        """Nothing is left of it on this node. Also when all of it was sent."""
+        """Remove everything of a round from this node, whether it failed or was sent completely."""
         round_ = self._rounds.pop(token, None)
         if round_ is None:
             return
@@ -337,7 +344,7 @@ class Copies:
         for copy in round_.copies.values():
             copy.partition.messages.end(token)
             copy.partition.objects.end(token)
-            copy.go.set()  # Whoever waits there finds that it was cancelled.
+            copy.go.set()  # The waiting thread then notices the cancellation.
         await asyncio.gather(*tasks, return_exceptions=True)
         directory = self.directory / token.replace("/", ".")
         await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
@@ -345,14 +352,14 @@ class Copies:
     async def _watch(self) -> None:
         while self._rounds:
             await asyncio.sleep(1.0)
-            late = time.monotonic() - LEASE_S
+            late = self._home.clock.monotonic_s() - LEASE_S
             for token in [token for token, round_ in self._rounds.items() if round_.asked_at < late]:
-                logger.warning("nobody asks for the backup %s any more: its copies here are removed", token)
+                logger.warning("the coordinator of the backup %s is silent, removing its copies here", token)
                 await self.abort(token)
         self._watching = None
 
     async def stop(self) -> None:
-        """When this returns no thread of ours reads a state."""
+        """On return, no thread of ours reads a state."""
         if self._watching is not None:
             self._watching.cancel()
         for token in list(self._rounds):
@@ -360,10 +367,10 @@ class Copies:
 
 
 class _Outrun(Exception):
-    """A new leader of the partition knows nothing of the copy, and has deleted what the copy refers to."""
+    """A new leader of the partition, unaware of the copy, has deleted an object that the copy refers to."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"the object {name} is not in the store of large values any more")
+        super().__init__(f"the object {name} is no longer in the store of large values")
 
 
 async def _asked(handler: Callable[[Any], Any], _: str, argument: Any) -> Any:

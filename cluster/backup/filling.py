@@ -1,8 +1,8 @@
-"""Makes the copy of a state whole: what it only refers to in the shared store is put into it, in pieces.
+"""Makes a copy of a state self-contained: values that it refers to in the shared store are embedded in chunks.
 
-So a backup holds all that it needs, in the format that it always had, and whoever restores it needs no store: it does not
-matter that the cluster which made it deletes its objects, or is gone. The copy says the same as the state it was made from,
-but for where its large values are.
+So a backup is complete, its format is unchanged, and a restore needs no shared store. It does not matter whether the
+original cluster deletes its objects or is gone. The copy differs from the original state only in where its large values
+are.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import lmdb
 
 from holdfast.cluster.partition.state import LmdbTxn
 from holdfast.snapshots.cut import cut_blocking
-from holdfast.snapshots.files import remove_quietly, room_on_disk
+from holdfast.snapshots.files import PRIVATE_FILE, remove_quietly, room_on_disk
 from holdfast.snapshots.format import SnapshotFile
 from holdfast.snapshots.restore import restore_blocking
 from holdfast.snapshots.work import Work
 from holdfast.statemachine import blobs, queries
 from holdfast.statemachine.state import State
 
-MAP_BYTES: Final = 256 << 20  # Beside what is copied and what is put in.
+MAP_BYTES: Final = 256 << 20  # In addition to the copy and the embedded values.
 
 
 def is_whole(txn: lmdb.Transaction[bytes]) -> bool:
@@ -34,13 +34,13 @@ def is_whole(txn: lmdb.Transaction[bytes]) -> bool:
 def fill_blocking(
     file: SnapshotFile, directory: Path, number: int, partitions: int, fetch: Callable[[bytes, str], bytes], work: Work
 ) -> SnapshotFile:
-    """A copy that needs no store, in the place of `file`. `fetch` gives a value by its id and the name of its object."""
+    """Replace `file` with a self-contained copy. `fetch` returns a value by its id and its object's name."""
     scratch = directory / "filling"
     shutil.rmtree(scratch, ignore_errors=True)
     try:
         with room_on_disk(directory):
             restore_blocking(file.path, scratch, work=work)
-            with lmdb.open(str(scratch), sync=False) as env:
+            with lmdb.open(str(scratch), sync=False, mode=PRIVATE_FILE) as env:
                 with env.begin() as txn:
                     about = queries.meta(LmdbTxn(txn))
                 env.set_mapsize(file.header.size + about.stored_bytes * 5 // 4 + MAP_BYTES)
@@ -54,7 +54,7 @@ def fill_blocking(
 
 
 def _fill(env: lmdb.Environment, state: State, fetch: Callable[[bytes, str], bytes], work: Work) -> None:
-    """Value by value: each is a transaction, and nothing of the others is in memory."""
+    """Embed the values one by one, each in its own transaction, so that only one is in memory."""
     after = b""
     while True:
         with env.begin() as txn:
@@ -62,11 +62,11 @@ def _fill(env: lmdb.Environment, state: State, fetch: Callable[[bytes, str], byt
         if found is None:
             break
         work.check()
-        after = found.id
-        data = fetch(found.id, found.object)
+        after = found.name
+        data = fetch(found.name, found.object)
         with env.begin(write=True) as txn:
             state.begin(LmdbTxn(txn))
-            blobs.bring_back(state, found.id, data)
+            blobs.bring_back(state, found.name, data)
             state.flush()
     with env.begin(write=True) as txn:
         state.begin(LmdbTxn(txn))

@@ -1,12 +1,13 @@
-"""Making a backup of the whole cluster, from any node: one point in time for all partitions, then everything to a store.
+"""Making a backup of the whole cluster from any node: one point in time for all partitions, then upload everything.
 
-The point (docs/adr/0003). All leaders *hold* messages between partitions; then each opens a read transaction; then the hold is
-over, after milliseconds, and the copying goes on beside the work. A hold may expire and a new leader knows of none, so nothing
-rests on it: how far the messages are is read from the very transactions that are copied, and if they do not fit together, the
-round is made again. The meta group comes last, because partitions refer to deployments; if those changed in between, the round
-is made again too: one that came and went would be missed.
+The point in time (docs/adr/0003): all leaders *hold* messages between partitions, then each opens a read transaction.
+The hold ends after milliseconds, and the copies are made in the background. A hold may expire, and a new leader does
+not know of it, so correctness does not depend on it. The progress of messages is read from the transactions that are
+copied; if the copies are inconsistent with each other, the round is repeated. The meta group is read last, because
+partitions refer to deployments. If deployments changed in between, the round is repeated too, because a deployment that
+was added and removed meanwhile would be missing.
 
-A backup is finished when its manifest is written. Whatever ends it before leaves something that nobody takes for one.
+A backup is finished when its manifest is written. If it ends earlier, what remains is not mistaken for a backup.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ import asyncio
 import hashlib
 import json
 import logging
-import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from holdfast import __version__
+from holdfast.cluster.addresses import find_guarded
 from holdfast.cluster.backup.copies import (
     DONE,
     FAILED,
     WAITING,
     Copies,
 )
-from holdfast.cluster.errors import BadRequest, Conflict, NotFound
-from holdfast.cluster.partition.door import Partition
+from holdfast.cluster.errors import BadRequest, Conflict, Forbidden, NotFound
 from holdfast.cluster.peers.rpc import Refused, Unanswered
 from holdfast.cluster.snapshotting.service import Snapshots
-from holdfast.cluster.values.shared_store import Objects
 from holdfast.log.errors import ProposalError
 from holdfast.snapshots.backups import (
     BEGUN,
@@ -47,9 +48,9 @@ from holdfast.snapshots.backups import (
 )
 from holdfast.snapshots.errors import BadStoreUrl, SnapshotError
 from holdfast.snapshots.errors import NotFound as NotStored
-from holdfast.snapshots.opening import open_store
-from holdfast.snapshots.stores import Store, check_store_url
+from holdfast.snapshots.stores import S3Place, Store, check_store_url
 from holdfast.snapshots.work import in_thread
+from holdfast.statemachine.access import ADMIN, permits
 from holdfast.statemachine.marks import Marks, why_not_together
 from holdfast.statemachine.meta import MetaState, encode_state
 from holdfast.statemachine.tables import SCHEMA
@@ -58,37 +59,38 @@ logger = logging.getLogger(__name__)
 
 TRIES: Final = 8
 RETRY_S: Final = 0.5
-LEADERS_S: Final = 30.0  # So long it waits until every partition has a leader.
-HOLD_S: Final = 10.0  # A hold ends by itself after this; it is ended after milliseconds.
+LEADERS_S: Final = 30.0  # How long to wait until every partition has a leader.
+HOLD_S: Final = 10.0  # A hold expires after this. Normally it is released after milliseconds.
 POLL_S: Final = 0.2
-LOST_S: Final = 30.0  # A node that does not answer for so long is lost, and its copies with it.
+LOST_S: Final = 30.0  # A node that is silent for this long is lost, and its copies with it.
 ASK_S: Final = 5.0
-STOPPING_S: Final = 0.5  # A node that stops waits for nobody: the others let go by themselves.
-KEPT: Final = 20  # Ended ones that are shown.
+STOPPING_S: Final = 0.5  # A stopping node does not wait: the other nodes release their copies by themselves.
+KEPT: Final = 20  # Number of ended backups that are shown.
 
 RUNNING: Final = "running"
 SUCCEEDED: Final = "succeeded"
 ENDED_BADLY: Final = "failed"
 CANCELLED: Final = "cancelled"
+REASON_HIDDEN: Final = "it failed; the log of the node has the reason, and the role admin sees it here"
 
 
 class BackupFailed(Exception):
-    """It is given up. Nothing was written that could be taken for a backup."""
+    """The backup was given up. Nothing it wrote can be mistaken for a backup."""
 
 
 class TryAgain(Exception):
-    """This round came to nothing; the next one may not."""
+    """This round failed; the next one may succeed."""
 
 
 @dataclass
 class Job:
-    """One backup that this node makes, or made."""
+    """A backup that this node is making or has made."""
 
     id: str
     url: str
     began_ms: int
     status: str = RUNNING
-    doing: str = "looking at the store"
+    doing: str = "checking the store"
     rounds: int = 0
     error: str | None = None
     held_ms: float | None = None
@@ -113,61 +115,107 @@ class Job:
         }
 
 
+def read_place(given: Any) -> str:
+    """The place of a backup that a request names."""
+    hint = 'send JSON as in {"to": "s3://bucket/prefix"}; a directory must be shared by all nodes'
+    if not isinstance(given, str):
+        raise BadRequest('"to" is missing', hint)
+    try:
+        check_store_url(given)
+    except BadStoreUrl as error:
+        raise BadRequest(str(error), hint) from None
+    return given
+
+
+async def check_place(place: str, configured: str, roles: Sequence[str]) -> None:
+    """Raises Forbidden or BadRequest. A node writes with its own credentials and rights, so the place is for an
+    administrator to choose, unless the setting `snapshots` already has it.
+    """
+    if is_within(place, configured):
+        return
+    if not permits(roles, ADMIN):
+        raise Forbidden(
+            "only the role admin may back up to another place than the store in the setting `snapshots`",
+            "use a place in that store, or a token with the role admin",
+        )
+    where = check_store_url(place)
+    if isinstance(where, S3Place) and where.endpoint_url is not None:
+        url = urlsplit(where.endpoint_url)
+        if url.hostname and (guarded := await find_guarded(url.hostname, 443)) is not None:
+            raise BadRequest(guarded, "give the endpoint_url of an S3 service")
+
+
+def is_within(place: str, configured: str) -> bool:
+    """Whether a place is in the configured store: the same bucket at the same endpoint, or below the same directory."""
+    if not configured:
+        return False
+    one, other = check_store_url(place), check_store_url(configured)
+    if isinstance(one, S3Place) and isinstance(other, S3Place):
+        return (one.bucket, one.endpoint_url, one.profile) == (other.bucket, other.endpoint_url, other.profile)
+    if not isinstance(one, Path) or not isinstance(other, Path) or ".." in one.parts:
+        return False
+    return one.absolute().is_relative_to(other.absolute())
+
+
+def show_to(roles: Sequence[str], job: dict[str, Any]) -> dict[str, Any]:
+    """A backup as a client with these roles sees it. Reasons tell what is at an address or on a disk of the nodes."""
+    if permits(roles, ADMIN):
+        return job
+    doing = job["doing"]
+    return job | {
+        "error": REASON_HIDDEN if job["error"] else None,
+        "doing": doing.partition(":")[0] if doing else doing,
+        "partitions": [row | {"note": None} for row in job["partitions"]],
+    }
+
+
 class Backups:
-    """One per node. Everything here happens on the loop's thread."""
+    """One per node. Everything here runs on the event loop's thread."""
 
     def __init__(
         self,
         home: Snapshots,
-        objects: Objects,
-        hosted: Mapping[int, Partition],
+        copies: Copies,
         *,
-        count: Callable[[], int],
+        partitions: int,
         leader: Callable[[int], str | None],
         meta: Callable[[], MetaState],
         meta_fresh: Callable[[], Awaitable[None]],
         connected: Callable[[], Collection[str]],
     ) -> None:
-        self.copies = Copies(home, objects, hosted)
+        self.copies = copies
         self._home = home
-        self._count = count
+        self._partitions = partitions
         self._leader = leader
         self._meta = meta
         self._meta_fresh = meta_fresh
         self._connected = connected
         self._jobs: dict[str, Job] = {}
         self._stopping = False
-        #: What must hold of the marks of all partitions.
+        #: Checks that the marks of all partitions are consistent with each other.
         self.why_not_together: Callable[[Mapping[int, Marks]], str | None] = why_not_together
         home.rpc.serve("backup-show", self._serve_show)
         home.rpc.serve("backup-cancel", self._serve_cancel)
 
     # -- for operators -----------------------------------------------------------------------------------------------
 
-    def begin(self, url: Any) -> dict[str, Any]:
-        """Returns at once; `show` says how far it is."""
-        hint = 'send JSON as in {"to": "s3://bucket/prefix"}; a directory must be one that all nodes share'
-        if not isinstance(url, str):
-            raise BadRequest('"to" is missing', hint)
-        try:
-            check_store_url(url)
-        except BadStoreUrl as error:
-            raise BadRequest(str(error), hint) from None
+    def begin(self, url: str) -> dict[str, Any]:
+        """Start a backup and return at once; `show` returns its progress."""
         running = next((job for job in self._jobs.values() if job.status == RUNNING), None)
         if running is not None:
             raise Conflict(
-                f"this node is making the backup {running.id} already",
+                f"this node is already making the backup {running.id}",
                 f"wait for it, or cancel it: DELETE /cluster/backups/{running.id}",
             )
         for ended in list(self._jobs)[:-KEPT]:
             del self._jobs[ended]
-        job = Job(new_id(), url, time.time_ns() // 1_000_000)
+        job = Job(new_id(self._home.clock.wall_s(), self._home.environment.entropy.token(3)), url, self._now_ms())
         self._jobs[job.id] = job
         job.task = asyncio.ensure_future(self._run(job))
         return job.show()
 
     def recent(self) -> list[dict[str, Any]]:
-        """What this node makes or made since it started, newest first."""
+        """Backups that this node is making or has made since it started, newest first."""
         return [job.show() for job in reversed(self._jobs.values())]
 
     async def show(self, id_: str) -> dict[str, Any]:
@@ -175,7 +223,7 @@ class Backups:
         return job.show() if job is not None else await self._elsewhere("backup-show", id_)
 
     async def cancel(self, id_: str) -> dict[str, Any]:
-        """Ends it, and removes what it wrote. One that has ended stays as it is."""
+        """Cancel a running backup and remove what it wrote. An ended backup is unchanged."""
         job = self._jobs.get(id_)
         if job is None:
             return await self._elsewhere("backup-cancel", id_)
@@ -194,8 +242,8 @@ class Backups:
             if found is not None:
                 return found
         raise NotFound(
-            f"no node makes a backup {id_!r:.100}",
-            "a node that was restarted has forgotten what it was making; holdfast backup list --from shows what is whole",
+            f"no node is making a backup {id_!r:.100}",
+            "a restarted node forgets the backup it was making; holdfast backup list --from shows complete backups",
         )
 
     async def _serve_show(self, peer: str, id_: Any) -> dict[str, Any] | None:
@@ -204,8 +252,11 @@ class Backups:
     async def _serve_cancel(self, peer: str, id_: Any) -> dict[str, Any] | None:
         return await self.cancel(id_) if id_ in self._jobs else None
 
+    def _now_ms(self) -> int:
+        return int(self._home.clock.wall_s() * 1000)
+
     async def stop(self) -> None:
-        """When this returns no thread of ours reads a state. What was written stays: without a manifest it is no backup."""
+        """On return, no thread of ours reads a state. What was written stays; without a manifest it is not a backup."""
         self._stopping = self.copies.stopping = True
         tasks = [job.task for job in self._jobs.values() if job.task is not None]
         for task in tasks:
@@ -213,19 +264,21 @@ class Backups:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.copies.stop()
 
-    # -- the whole of it ---------------------------------------------------------------------------------------------
+    # -- one backup --------------------------------------------------------------------------------------------------
 
     async def _run(self, job: Job) -> None:
-        """Its status changes last: whoever sees it ended finds the store as it will stay."""
+        """Make a backup. Its status changes last, so that the store is final once the backup is seen to have ended."""
         store: Store | None = None
         status, cancelled = ENDED_BADLY, False
         try:
-            store = await in_thread(lambda _: open_store(job.url))  # boto3 is loaded here, which takes a while.
+            store = await in_thread(
+                lambda _: self._home.environment.open_store(job.url)
+            )  # Loads boto3, which takes a while.
             await in_thread(lambda _: _write_begun(store, job, self._home.config.node))
             job.manifest = await self._make(job, store)
             status = SUCCEEDED
             logger.info(
-                "the backup %s is in %s: %d bytes, messages held for %.0f ms",
+                "finished the backup %s in %s: %d bytes, messages held for %.0f ms",
                 job.id, job.url, job.manifest.bytes, job.held_ms or 0.0,
             )  # fmt: skip
         except asyncio.CancelledError:
@@ -236,11 +289,11 @@ class Backups:
             logger.exception("the backup %s failed", job.id)
             job.error = f"{type(error).__name__}: {error}"
         if status != SUCCEEDED:
-            logger.warning("the backup %s to %s: %s", job.id, job.url, job.error or status)
+            logger.warning("the backup %s to %s ended: %s", job.id, job.url, job.error or status)
             if store is not None and not self._stopping:
                 job.doing = "removing what was written"
                 await self._clean_up(store, job.id)
-        job.status, job.ended_ms = status, time.time_ns() // 1_000_000
+        job.status, job.ended_ms = status, self._now_ms()
         if cancelled:
             raise asyncio.CancelledError
 
@@ -255,21 +308,21 @@ class Backups:
                 return await in_thread(lambda _: self._finish(job.id, store, parts, meta))  # noqa: B023
             except TryAgain as again:
                 why = str(again)
-                logger.warning("the backup %s is begun again: %s", job.id, why)
-                job.doing = f"begun again: {why}"
+                logger.warning("restarting the backup %s: %s", job.id, why)
+                job.doing = f"restarting: {why}"
             finally:
                 await self._all(by_node, "backup-abort", lambda _: token, quietly=True)  # noqa: B023
             await asyncio.sleep(RETRY_S * job.rounds)
-        raise BackupFailed(f"given up after {TRIES} tries: {why}")
+        raise BackupFailed(f"gave up after {TRIES} attempts: {why}")
 
     async def _leaders(self, job: Job) -> dict[str, list[int]]:
-        """The partitions by who leads them."""
+        """The partitions, by leader."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LEADERS_S
         while True:
             by_node: dict[str, list[int]] = {}
             headless = []
-            for number in range(self._count()):
+            for number in range(self._partitions):
                 leader = self._leader(number)
                 if leader is None:
                     headless.append(number)
@@ -279,7 +332,7 @@ class Backups:
             if not headless:
                 return by_node
             if loop.time() > deadline:
-                raise BackupFailed(f"partitions without a leader: {headless}. Look at holdfast cluster status")
+                raise BackupFailed(f"partitions without a leader: {headless}. See holdfast cluster status")
             job.doing = f"waiting for a leader of partitions {headless}"
             await asyncio.sleep(POLL_S)
 
@@ -297,15 +350,15 @@ class Backups:
             raise TryAgain(str(error)) from None
         state = self._meta()
         if before - set(state.deployments) or revisions != state.revisions:
-            raise TryAgain("a deployment was registered or removed meanwhile")
+            raise TryAgain("a deployment was registered or removed during the round")
         meta = encode_state(state)
         job.doing = "copying"
         await self._all(by_node, "backup-send", lambda _: [token, job.url, f"{job.id}/"])
         return await self._sent(job, token, by_node), meta
 
     async def _begin(self, job: Job, token: str, by_node: Mapping[str, list[int]]) -> dict[int, Marks]:
-        """Every partition has a read transaction open. What stands in them."""
-        began = time.monotonic()
+        """Have every partition open a read transaction, and return the marks in them."""
+        began = self._home.clock.monotonic_s()
         try:
             async with asyncio.timeout(HOLD_S):
                 await self._hold(token, by_node)
@@ -314,17 +367,17 @@ class Backups:
             raise TryAgain(f"not every leader answered within {HOLD_S:.0f} s") from None
         finally:
             await self._all(by_node, "backup-release", lambda numbers: [token, numbers], quietly=True)
-            job.held_ms = (time.monotonic() - began) * 1000
+            job.held_ms = (self._home.clock.monotonic_s() - began) * 1000
         marks = {number: Marks(*rest) for answer in answers for number, *rest in answer}
-        assert set(marks) == set(range(self._count())), "every partition was asked for"
+        assert set(marks) == set(range(self._partitions)), "every partition was asked"
         return marks
 
     async def _hold(self, token: str, by_node: Mapping[str, list[int]]) -> None:
         await self._all(by_node, "backup-hold", lambda numbers: [token, numbers, HOLD_S])
 
     async def _sent(self, job: Job, token: str, by_node: Mapping[str, list[int]]) -> list[Part]:
-        """Until every copy is in the store."""
-        answered = dict.fromkeys(by_node, time.monotonic())
+        """Wait until every copy is in the store."""
+        answered = dict.fromkeys(by_node, self._home.clock.monotonic_s())
         while True:
             answers = await asyncio.gather(
                 *(self._ask(node, "backup-status", token, ASK_S) for node in by_node), return_exceptions=True
@@ -333,12 +386,12 @@ class Backups:
                 if isinstance(answer, Refused):
                     raise TryAgain(str(answer))
                 if isinstance(answer, BaseException):
-                    if time.monotonic() > answered[node] + LOST_S:
+                    if self._home.clock.monotonic_s() > answered[node] + LOST_S:
                         raise TryAgain(f"{node} is lost: {answer}")
                     continue
-                answered[node] = time.monotonic()
+                answered[node] = self._home.clock.monotonic_s()
                 for number, doing, done, total, note, error, stored in answer:
-                    job.rows[number] = _row(number, node, doing, done, total, note, stored)
+                    job.rows[number] = _row(number, node, doing, done, total=total, note=note, stored=stored)
                     if doing == FAILED:
                         why, again = error
                         raise TryAgain(why) if again else BackupFailed(f"partition {number}: {why}")
@@ -347,14 +400,14 @@ class Backups:
             await asyncio.sleep(POLL_S)
 
     def _finish(self, id_: str, store: Store, parts: list[Part], meta: bytes) -> Manifest:
-        """The manifest makes it a backup: it is written when everything it names is seen from here."""
+        """Write the manifest, which completes the backup, once every object it names is visible from here."""
         for part in parts:
             try:
                 size = store.stat(f"{id_}/{part.object}").size
             except NotStored:
                 raise BackupFailed(
-                    f"{part.node} wrote {part.object}, but {self._home.config.node} does not find it in {store.url}. "
-                    "A directory must be one that all nodes share"
+                    f"{part.node} wrote {part.object}, but {self._home.config.node} cannot find it in {store.url}. "
+                    "A directory must be shared by all nodes"
                 ) from None
             if size != part.bytes:
                 raise BackupFailed(f"{store.url}: {part.object} has {size} bytes instead of {part.bytes}")
@@ -363,7 +416,7 @@ class Backups:
             id=id_,
             cluster=self._home.config.cluster,
             identity=self._home.identity(),
-            created_ms=time.time_ns() // 1_000_000,
+            created_ms=self._now_ms(),
             release=__version__,
             schema=SCHEMA,
             partitions=len(parts),
@@ -373,23 +426,23 @@ class Backups:
         named = {f"{id_}/{each.object}" for each in (*parts, manifest.meta)}
         for found in store.list(f"{id_}/"):
             if found.name not in named and not found.name.endswith(f"/{BEGUN}"):
-                store.delete(found.name)  # Of a round that came to nothing.
+                store.delete(found.name)  # A leftover of a failed round.
         store.put_bytes(encode_manifest(manifest), f"{id_}/{MANIFEST}")
         if read_manifest(store, id_) != manifest:
-            raise BackupFailed(f"{store.url}: the manifest is not what was written a moment ago")
+            raise BackupFailed(f"{store.url}: the manifest differs from what was just written")
         return manifest
 
     async def _clean_up(self, store: Store, id_: str) -> None:
-        """As far as it goes: without a manifest it is not a backup anyway."""
+        """Delete what was written, as far as possible. Without a manifest it is not a backup anyway."""
         try:
             await in_thread(lambda _: delete_backup(store, id_))
         except Exception as error:
-            logger.warning("what the backup %s wrote to %s is left there: %s", id_, store.url, error)
+            logger.warning("could not remove what the backup %s wrote to %s: %s", id_, store.url, error)
 
     # -- asking nodes ------------------------------------------------------------------------------------------------
 
     async def _ask(self, node: str, method: str, argument: Any, seconds: float) -> Any:
-        """Bounded: a node may be silent while its link is up."""
+        """Call a node with a timeout, because a node may be silent while its link is up."""
         async with asyncio.timeout(seconds):
             if node == self._home.config.node:
                 return await self.copies.handlers[method](argument)
@@ -403,7 +456,7 @@ class Backups:
         *,
         quietly: bool = False,
     ) -> list[Any]:
-        """The answers of all nodes. A node that does not do it ends the round, unless it is done quietly."""
+        """The answers of all nodes. A node that fails ends the round, unless `quietly` is set."""
 
         seconds = HOLD_S if not quietly else STOPPING_S if self._stopping else ASK_S
         answers = await asyncio.gather(
@@ -436,7 +489,7 @@ def _row(
 
 
 def _write_begun(store: Store | None, job: Job, node: str) -> None:
-    """Says early what is wrong with the store, and later who did not finish."""
+    """Reveals problems with the store early, and records which node began the backup."""
     assert store is not None
     begun = {"id": job.id, "node": node, "began_ms": job.began_ms, "release": __version__}
     store.put_bytes(json.dumps(begun).encode(), f"{job.id}/{BEGUN}")

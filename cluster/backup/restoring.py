@@ -1,18 +1,18 @@
-"""A cluster that is made from a backup: what each founder fetches before its first start, and what it then does with it.
+"""Creating a cluster from a backup: what each founder fetches before its first start, and how it uses it.
 
-    <data>/restored/<backup>/<group>/<snapshot>     the states of the partitions that this founder has
-    <data>/restored/<backup>/plan.json              who has which partition; goes when the cluster is formed
-    <data>/restored/<backup>/meta.msgpack           what the old meta group knew; goes with the plan
-    <data>/CLUSTER                                  last: without it, nothing of this is a data directory
+    <data>/restored/<backup>/<group>/<snapshot>     the states of this founder's partitions
+    <data>/restored/<backup>/plan.json              the placement of partitions; removed when the cluster is formed
+    <data>/restored/<backup>/meta.msgpack           the old meta group's state; removed with the plan
+    <data>/CLUSTER                                  written last: without it, this is not a data directory
 
-The cluster then forms as any other: when all founders have spoken to each other, whoever leads the meta group proposes the old
-deployments and, last, the places of the partitions. A partition begins with the state that was fetched, as if it had been
-installed from a leader: its log begins behind it. So no node can take part in it with less, and a node that joins
-later is given a snapshot.
+The cluster then forms like any other. When all founders have connected to each other, the leader of the meta group
+proposes the old deployments and finally the placement of the partitions. A partition starts from the fetched state as
+if it had been installed from a leader: its log starts after it. So no node can take part without that state, and a node
+that joins later gets a snapshot.
 
-All founders compute the same places from the same settings, and a digest of them and of the backup is part of the cluster's id
-(`Founding.restored`). Founders that were restored from another backup, with other founders or another replication, or
-not at all, have another id, and nobody talks to them; neither do the nodes of the old cluster.
+All founders compute the same placement from the same settings, and a digest of it and of the backup is part of the
+cluster's id (`Founding.restored`). Nodes that were restored from another backup, with other founders or another
+replication, or not at all, have a different id and are refused. So are the nodes of the old cluster.
 """
 
 from __future__ import annotations
@@ -32,7 +32,14 @@ from holdfast.cluster.members.founding import Founding, read_founding, write_fou
 from holdfast.log.errors import WrongDirectory
 from holdfast.snapshots.backups import Manifest, fetch_part, read_meta
 from holdfast.snapshots.errors import Cancelled, SnapshotError
-from holdfast.snapshots.files import make_directory, move_into_place, room_on_disk, sync_directory, sync_path
+from holdfast.snapshots.files import (
+    make_directory,
+    move_into_place,
+    open_private,
+    room_on_disk,
+    sync_directory,
+    sync_path,
+)
 from holdfast.snapshots.format import SUFFIX, Expected, verify
 from holdfast.snapshots.stores import Store
 from holdfast.snapshots.work import Work
@@ -45,27 +52,27 @@ logger = logging.getLogger(__name__)
 _DIRECTORY: Final = "restored"
 _PLAN: Final = "plan.json"
 _META: Final = "meta.msgpack"
-#: What an unfinished restore, or the file system, may have left in a directory that counts as empty.
+#: Leftovers of an unfinished restore, or of the file system, in a directory that counts as empty.
 _HARMLESS: Final = {_DIRECTORY, "CLUSTER.new", "lost+found"}
 
 
 class Restored(NamedTuple):
-    """What a founder's directory was made from."""
+    """What a founder's data directory was restored from."""
 
     founding: Founding
-    partitions: tuple[int, ...]  # that this founder has
-    already: bool  # It was made before, and not started since.
+    partitions: tuple[int, ...]  # of this founder
+    already: bool  # It was restored before, and not started since.
 
 
 def places_of(partitions: int, founders: tuple[str, ...], replication: int) -> list[list[str]]:
-    """The members of each partition. Zones are not known yet: nodes tell them later, and replicas move then."""
+    """The members of each partition. Zones are not known yet: nodes report them later, and replicas move then."""
     membership = Membership()
     membership.found(partitions=partitions, founders=founders, replication=replication)
     return [list(membership.first[number]) for number in range(partitions)]
 
 
 def identify(config: Config, manifest: Manifest) -> str:
-    """The same on every founder that makes the same cluster from the same backup, and on no other."""
+    """An id that is equal on founders that make the same cluster from the same backup, and on no others."""
     places = places_of(manifest.partitions, founders_of(config), config.replication)
     made = [config.cluster, manifest.digest, places, config.replication]
     digest = hashlib.sha256(json.dumps(made, separators=(",", ":")).encode()).hexdigest()
@@ -73,7 +80,7 @@ def identify(config: Config, manifest: Manifest) -> str:
 
 
 def restored_directory(data: Path, founding: Founding) -> Path | None:
-    """Where what was fetched is, or was; None for a cluster that was made from nothing."""
+    """The directory of the fetched states, which may be gone by now; None for a cluster without a backup."""
     return data / _DIRECTORY / founding.restored.partition(".")[0] if founding.restored else None
 
 
@@ -83,28 +90,30 @@ def restored_directory(data: Path, founding: Founding) -> Path | None:
 def restore(
     config: Config, store: Store, manifest: Manifest, *, work: Callable[[int], Work] = lambda _: Work()
 ) -> Restored:
-    """Make the data directory of one founder. Blocks. Interrupted, it can be run again and goes on where it ended.
+    """Make the data directory of one founder. Blocks. After an interruption, run it again and it resumes.
 
     Raises WrongDirectory, BadConfig or a SnapshotError.
     """
     data, founders = config.data, founders_of(config)
     identity = identify(config, manifest)
-    founding = Founding(config.cluster, config.node, founders, manifest.partitions, identity)
+    founding = Founding(
+        cluster=config.cluster, node=config.node, founders=founders, partitions=manifest.partitions, restored=identity
+    )
     if config.node not in founders:
         raise BadConfig(
-            f"founders: {config.node} is not among them. Restore the founders and start them; then {config.node} joins with an "
-            f'empty directory and restored = "{identity}"'
+            f"founders: {config.node} is not listed. Restore and start the founders; then start {config.node} with an "
+            f'empty directory and restored = "{identity}", and it joins'
         )
     if config.restored not in ("", identity):
         raise BadConfig(
-            f"restored: says {config.restored}, but this backup with these settings makes {identity}: "
+            f"restored: is {config.restored}, but this backup with these settings gives {identity}: "
             "use the same backup, founders and replication on every node"
         )
     places = places_of(manifest.partitions, founders, config.replication)
     mine = tuple(number for number, members in enumerate(places) if config.node in members)
     if _is_made(data, founding):
         with room_on_disk(data):
-            sync_directory(data)  # Killed before that, an earlier try leaves a name that a power loss takes.
+            sync_directory(data)  # An earlier run, killed before this, left a name that a power loss may remove.
         return Restored(founding, mine, already=True)
     with room_on_disk(data):
         make_directory(data)
@@ -123,20 +132,20 @@ def restore(
                 work=work(number),
             )
         meta = read_meta(store, manifest)
-        decode_state(meta)  # Now, and not when the cluster forms.
+        decode_state(meta)  # Fail now, not when the cluster forms.
         make_directory(directory)
         _write(directory / _META, meta)
         plan = {"places": places, "replication": config.replication}
         _write(directory / _PLAN, json.dumps(plan).encode())
-        # What an earlier try left is there, but it may have been killed before that was durable.
+        # An earlier run may have been killed before its files were durable.
         for path in (directory, *(directory / f"{FIRST_PARTITION_GROUP + number:010d}" for number in mine)):
             sync_path(data, path)
-        write_founding(data, founding)  # Last: from here on it is a data directory.
+        write_founding(data, founding)  # Last: this makes it a data directory.
     return Restored(founding, mine, already=False)
 
 
 def _is_made(data: Path, founding: Founding) -> bool:
-    """Whether it is there already. Raises WrongDirectory for what must not be overwritten."""
+    """Whether the directory was already restored. Raises WrongDirectory if it must not be overwritten."""
     if data.exists() and not data.is_dir():
         raise WrongDirectory(data, "not a directory", "Give this node a directory, or a path that does not exist yet")
     held = sorted(path.name for path in data.iterdir()) if data.is_dir() else []
@@ -146,13 +155,13 @@ def _is_made(data: Path, founding: Founding) -> bool:
         return True
     raise WrongDirectory(
         data,
-        f"not empty (it holds {', '.join(held[:4])}), and a restore overwrites nothing",
+        f"not empty (it holds {', '.join(held[:4])}), and a restore does not overwrite anything",
         "Move it away, or set `data` to a directory that does not exist yet",
     )
 
 
 def _remove_others(directory: Path) -> None:
-    """Of tries with another backup."""
+    """Remove what was fetched from other backups."""
     if directory.parent.is_dir():
         for other in directory.parent.iterdir():
             if other != directory:
@@ -161,7 +170,7 @@ def _remove_others(directory: Path) -> None:
 
 def _write(path: Path, data: bytes) -> None:
     draft = path.with_name(path.name + ".new")
-    with draft.open("wb") as file:
+    with open(draft, "wb", opener=open_private) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -172,16 +181,17 @@ def _write(path: Path, data: bytes) -> None:
 
 
 class Plan(NamedTuple):
-    """How the cluster is founded, until it is."""
+    """How to form the cluster. It exists until the cluster is formed."""
 
     directory: Path
     commands: list[MetaCommand]
-    partitions: tuple[int, ...]  # that this founder has
+    partitions: tuple[int, ...]  # of this founder
 
     def check(self, work: Work | None = None) -> None:
-        """Every state is there, to its last byte; or WrongDirectory. Blocks.
+        """Verify every byte of every state. Raises WrongDirectory. Blocks.
 
-        Done before this node meets anybody: with nothing in the place of a state it would help to outvote those who have it.
+        Runs before this node connects to any peer: without its states it would help to outvote the nodes that have
+        them.
         """
         for number in self.partitions:
             group = FIRST_PARTITION_GROUP + number
@@ -199,19 +209,19 @@ class Plan(NamedTuple):
     def _damaged(self, number: int, why: str) -> WrongDirectory:
         return WrongDirectory(
             self.directory,
-            f"the state of partition {number} is not there that was restored ({why})",
+            f"the restored state of partition {number} is missing or damaged ({why})",
             "Empty the data directory, and restore again",
         )
 
     def done(self) -> None:
-        """The cluster is formed, and its own log has it all."""
+        """Remove the plan: the cluster is formed, and its own log has everything."""
         (self.directory / _PLAN).unlink(missing_ok=True)
         (self.directory / _META).unlink(missing_ok=True)
         sync_directory(self.directory)
 
 
 def read_plan(data: Path, founding: Founding) -> Plan | None:
-    """None when there is nothing to do: the cluster was made from nothing, or is formed."""
+    """None if there is nothing to do: the cluster was not restored, or it is formed."""
     directory = restored_directory(data, founding)
     if directory is None or not (directory / _PLAN).exists():
         return None
@@ -221,7 +231,7 @@ def read_plan(data: Path, founding: Founding) -> Plan | None:
         commands = restored(old, cluster=founding.cluster, placement=plan["places"], replication=plan["replication"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WrongDirectory(
-            directory, f"what was restored cannot be read ({error})", "Empty the data directory, and restore again"
+            directory, f"the restored files cannot be read ({error})", "Empty the data directory, and restore again"
         ) from None
     mine = tuple(number for number, members in enumerate(plan["places"]) if founding.node in members)
     return Plan(directory, commands, mine)

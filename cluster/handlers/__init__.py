@@ -1,1 +1,1 @@
-"""From effects to the handlers of users, and back."""
+"""Dispatches attempts to users' handlers, and turns their answers into commands."""

@@ -1,47 +1,53 @@
-"""Attempts as the leader knows them: one object per attempt that runs somewhere, and a ticket for each that waits its turn.
+"""Attempts on the leader: one object per running attempt, and a ticket for each attempt that waits for its turn.
 
-An attempt that only waits for a place at its endpoint is an id and an epoch; everything else is in the state and read when
-its turn comes. A suspended invocation is nothing here at all.
+An attempt that waits for a place at its endpoint is only an id and an epoch; everything else is read from the state
+when its turn comes. A suspended invocation needs no memory here.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.registry.machine import Target
 from holdfast.log.errors import ProposalError, TooLarge
+from holdfast.sdk.ids import NO_INVOCATION, InvocationId
 from holdfast.statemachine.commands import Command
-from holdfast.statemachine.effects import First, Result
+from holdfast.statemachine.effects import Code, First, Result
+from holdfast.statemachine.outcomes import failed
+
+_TAKEN: Final = frozenset({Code.DONE, Code.UNCHANGED})
+_SUPERSEDED: Final = frozenset({Code.CONFLICT, Code.TOO_LARGE})
 
 
 class Owner(Protocol):
-    """The leadership in whose name an attempt runs: what it does not want to know any more is not started."""
+    """The leadership that an attempt belongs to. Once it has ended, none of its attempts is started."""
 
     partition: Partition
     ended: bool
     held: bool
 
-    def redispatch(self, invocation: bytes, epoch: int) -> None: ...
+    def redispatch(self, invocation: InvocationId, epoch: int) -> None: ...
 
-    def scan(self, first: bytes = b"", only: str | None = None) -> None:
-        """Look for what should run, from an id on, at one deployment or at any: there is room again."""
+    def scan(self, first: InvocationId = NO_INVOCATION, only: str | None = None) -> None:
+        """There is room again: find attempts that should run, from an id on, at one deployment or at all."""
 
 
 class Ticket(NamedTuple):
     """An attempt that waits for its turn."""
 
     owner: Owner
-    id: bytes
+    id: InvocationId
     epoch: int
-    first: First | None  # Only while it is started at once: a waiting one is read again.
-    losses: int = 0  # Streams that its invocation lost in a row.
+    first: First | None  # Only if it starts at once. A waiting attempt is read from the state again.
+    handler: tuple[str, str]  # Its service, and its name there.
+    losses: int = 0  # Consecutive streams that its invocation lost.
 
 
 class Opening(NamedTuple):
-    """What an attempt begins with: all that the state says of its invocation."""
+    """What an attempt starts with: everything that the state has about its invocation."""
 
     service: str
     handler: str
@@ -51,27 +57,40 @@ class Opening(NamedTuple):
     steps: list[bytes]  # packed (`sdk.journal.Step`), from step 0 on; large values are references
     sizes: list[int]  # of each step, with its large values
     state: dict[str, bytes] | None  # Eager state of an object or workflow; None: not applicable.
-    state_complete: bool  # Whether `state` is all there is.
-    cancelled: bool  # A cancellation waits to be noticed.
-    suspects_max: int  # Not 0: it is a suspect (`handlers.queue`).
-    journal_steps_max: int  # At this length the code is told; 0: not said.
+    state_complete: bool  # Whether `state` is the complete state.
+    cancelled: bool  # A cancellation is pending.
+    suspects_max: (
+        int  # If not 0, it is watched, and at most this many watched attempts run at a time (`handlers.queue`).
+    )
+    journal_steps_max: int  # The code is told at this length; 0: never.
     journal_bytes_max: int
 
 
-class Carrier(Protocol):
-    """Carries attempts to one endpoint, in the language of its protocol.
+class Stall(NamedTuple):
+    """An endpoint does not respond although it is connected."""
 
-    The invoker says what is meant, and the carrier says it in frames. What comes back becomes commands, which the carrier hands
-    to `Dispatcher.submit`.
+    since_ms: int
+    why: str
+
+
+class Carrier(Protocol):
+    """Carries attempts to one endpoint, in its protocol.
+
+    The invoker decides what to send, and the carrier encodes it in frames. The carrier turns answers into commands and
+    passes them to `Dispatcher.submit`.
     """
 
-    attempts: dict[bytes, Attempt]
-    version: int  # Of its protocol, as this carrier and the endpoint speak it.
-    drains: bool  # It takes no new attempts, and ends when those that it has are over.
+    attempts: dict[InvocationId, Attempt]
+    version: int  # Protocol version between this carrier and the endpoint.
+    drains: bool  # It accepts no new attempts, and ends with its last attempt.
 
     @property
     def connected(self) -> bool:
-        """Whether a connection stands, so that the endpoint is known to be there."""
+        """Whether there is a connection, so that the endpoint is known to be up."""
+
+    @property
+    def stall(self) -> Stall | None:
+        """Why the endpoint does not respond now, although it is connected."""
 
     @property
     def attempts_max(self) -> int: ...
@@ -88,23 +107,23 @@ class Carrier(Protocol):
         """The outcome of a step, which may be a reference to a large value."""
 
     def retry(self, attempt: Attempt, step: int) -> None:
-        """The function of a step may be tried again."""
+        """The function of a step may be retried."""
 
     def cancelled(self, attempt: Attempt) -> None: ...
 
     def suspend(self, attempt: Attempt) -> None:
-        """Ask it to hand itself back at the next point where it only waits."""
+        """Ask the attempt to suspend at the next point where it only waits."""
 
     def abort(self, attempt: Attempt, reason: str) -> None: ...
 
     def let_go(self, attempt: Attempt) -> None:
-        """It is over: nothing more is to be said to it."""
+        """The attempt is over: send it nothing more."""
 
     async def close(self) -> None: ...
 
 
 class Attempts(Protocol):
-    """Whom an attempt tells that it is of no use any more."""
+    """Receives the end of attempts that cannot continue."""
 
     def drop(self, attempt: Attempt, reason: str) -> None: ...
 
@@ -114,7 +133,7 @@ class Attempts(Protocol):
 
 
 class Attempt:
-    """One attempt that was started. It ends once: by its last frame, or by somebody who drops it."""
+    """One started attempt. It ends exactly once: with its last frame, or because it is dropped."""
 
     __slots__ = (
         "_attempts",
@@ -123,6 +142,7 @@ class Attempt:
         "asked_back",
         "backlog",
         "begun",
+        "beside",
         "carrier",
         "epoch",
         "id",
@@ -150,6 +170,7 @@ class Attempt:
         target: Target,
         carrier: Carrier,
         *,
+        beside: int,
         pinned: bool,
         order: int,
         length: int,
@@ -161,27 +182,26 @@ class Attempt:
         self.id = ticket.id
         self.epoch = ticket.epoch
         self.losses = ticket.losses
-        self.begun = False  # Whether its handler may have run. If not, it cannot be what ended the process.
-        self.trusted = False  # A suspect that ran for a while without ending the process.
+        self.beside = beside  # If not 0, it is watched (`handlers.queue`).
+        self.begun = False  # Whether its handler may have run. If not, it cannot have ended the process.
+        self.trusted = False  # A watched attempt that ran for a while without ending the process.
         self.target = target
         self.carrier = carrier
-        self.version = carrier.version  # Of the handler protocol, for all frames of this attempt.
+        self.version = carrier.version  # Version of the handler protocol for all frames of this attempt.
         self.pinned = pinned
-        self.order = order  # Events of the journal up to this one were in its START.
-        self.length = self.sent = length  # Steps below are acknowledged, or about to be; and those it has sent.
-        self.ack_waits: Any = (
-            None  # The acknowledgement that waits to be sent, if the carrier has one: later ones may join it.
-        )
+        self.order = order  # Its START contained the journal's events up to this one.
+        self.length = self.sent = length  # Steps acknowledged, or about to be; and steps received.
+        self.ack_waits: Any = None  # The carrier's pending acknowledgement, which later ones may join.
         self.last_frame_at = now
-        #: What it said behind a large value that is still being staged, in order: commands, and whether they are its last.
+        #: Commands that follow a large value that is still being staged, in order, and whether each is the last.
         self.backlog: deque[tuple[Command, bool]] = deque()
-        #: What it said from a call on whose handler is not known here, while this node asks the others, in order: what takes
-        #: it then, and about how many bytes it has.
+        #: What follows a call to a handler that is unknown here, in order, while this node asks its peers: how to
+        #: process it then, and its approximate size in bytes.
         self.unresolved: list[tuple[Callable[[bool], None], int]] = []
-        self.unsent = 0  # Frames with large values for it that wait their turn: it cannot answer what it has not got.
+        self.unsent = 0  # Frames with large values that are not sent yet: the attempt cannot answer them.
         self.progressed = False  # Whether it sent anything for the journal.
-        self.asked_back = False  # Whether it was asked to hand itself back.
-        self.asked_at = 0.0  # When it was asked to suspend; 0: it was not.
+        self.asked_back = False  # Whether it was asked to suspend for a handover.
+        self.asked_at = 0.0  # When it was asked to suspend; 0 if it was not.
         self.over = False
 
     @property
@@ -192,23 +212,23 @@ class Attempt:
         return self.partition.now_ms()
 
     def ask_back(self) -> None:
-        """Have it hand itself back at the next point where it only waits."""
+        """Ask it to suspend at the next point where it only waits."""
         self.asked_back = True
         self.carrier.suspend(self)
 
     def answered(self, answer: Result | ProposalError) -> None:
-        """What became of one of its commands. As a rule, nothing is to be done: acknowledgements are effects."""
+        """Handle the result of one of its commands. Usually there is nothing to do: acknowledgements are effects."""
         if type(answer) is Result:
-            if answer.code in (0, 200):
+            if answer.code in _TAKEN:
                 return
-            if answer.code in (409, 413):
-                self._attempts.drop(self, answer.message)  # The state has moved on already, without this attempt.
+            if answer.code in _SUPERSEDED:
+                self._attempts.drop(self, answer.message)  # The state has already moved on without this attempt.
                 return
             why = answer.message
         elif isinstance(answer, TooLarge):
-            self._attempts.fail(self, [1, 413, str(answer), "TooLarge"], pause=True)
+            self._attempts.fail(self, failed(413, str(answer), "TooLarge"), pause=True)
             return
         else:
             why = str(answer)
-        # The state does not hold what this attempt believes. Another one begins with what it does hold.
+        # The state differs from what this attempt assumes. A new attempt starts from the actual state.
         self._attempts.lost(self, why)

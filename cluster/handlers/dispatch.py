@@ -1,7 +1,7 @@
-"""What an endpoint and its carriers need of the invoker, and the bounds and times that they share.
+"""The interfaces between invoker, endpoints and carriers, and the bounds and timeouts that they share.
 
-The invoker makes endpoints, and endpoints make carriers. Each of them talks back to its maker through the protocol here, so
-that imports point one way.
+The invoker creates endpoints, and endpoints create carriers. Each calls its creator back through a protocol defined
+here, so that imports point one way.
 """
 
 from __future__ import annotations
@@ -10,36 +10,33 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import NamedTuple, Protocol
 
-import aiohttp
-
 from holdfast.cluster.clock import Clock
 from holdfast.cluster.handlers.attempts import Attempt, Attempts, Carrier, Opening, Owner, Ticket
 from holdfast.cluster.registry.registry import Registry
 from holdfast.cluster.values.shared_store import Objects, StoreDown, ValueLost
+from holdfast.sdk.ids import InvocationId
 from holdfast.statemachine.commands import Command
 from holdfast.statemachine.effects import StartAttempt
-from holdfast.statemachine.meta import Deployment
 
 
 class Limits(NamedTuple):
-    """Per deployment."""
+    """Limits per deployment."""
 
     streamed: int = 10_000  # attempts at a time
-    requested: int = 200  # the same, where each is a request of its own
-    waiting: int = 50_000  # ids in its queue; the rest is found in the state again
+    requested: int = 200  # the same, if each attempt is a request of its own
+    waiting: int = 50_000  # ids in its queue; the others are found in the state later
 
 
 class Timing(NamedTuple):
     connect_s: float = 5.0
     backoff_s: float = 0.01
-    backoff_max_s: float = (
-        1.0  # A process of handlers that was restarted is found this soon; a try costs one connection.
-    )
-    #: A stream that is silent for this long is asked, and broken if it does not answer for half of it.
-    heartbeat_s: float = 30.0
-    prompt_s: float = 5.0  # The same, where a thread of the endpoint answers even if its event loop is blocked.
+    backoff_max_s: float = 1.0  # A restarted handler process is found this soon; each try costs one connection.
+    #: A stream that is silent for this long is pinged. After half that time without an answer it is reported, and closed
+    #: if a thread of the endpoint would answer even while its event loop is blocked.
+    prompt_s: float = 5.0
+    patience_s: float = 45.0  # Any other stream is closed after this much silence.
     sweep_s: float = 1.0
-    fallback_s: float = 60.0  # After this long with requests, the stream is tried again.
+    fallback_s: float = 60.0  # After this long with single requests, a stream is tried again.
 
 
 class Dispatcher(Attempts, Protocol):
@@ -54,28 +51,29 @@ class Dispatcher(Attempts, Protocol):
     stopping: bool
 
     @property
-    def session(self) -> aiohttp.ClientSession: ...
-
-    @property
     def congested(self) -> bool: ...
 
     def start(self, owner: Owner, effect: StartAttempt, *, is_fresh: bool = False) -> None: ...
 
-    def build(self, ticket: Ticket, carrier: Carrier, deployment: str) -> tuple[Attempt, Opening] | None: ...
+    def build(
+        self, ticket: Ticket, carrier: Carrier, deployment: str, *, beside: int
+    ) -> tuple[Attempt, Opening] | None: ...
 
     def belongs_elsewhere(self, ticket: Ticket, deployment: str) -> bool: ...
 
     def retire(self, deployment: str, endpoint: object) -> None: ...
 
-    def heard(self, carrier: Carrier, invocation: bytes, epoch: int) -> Attempt | None:
-        """The attempt that something was said in the name of, if it runs on this carrier."""
+    def heard(self, carrier: Carrier, invocation: InvocationId, epoch: int) -> Attempt | None:
+        """The attempt that a frame belongs to, if it runs on this carrier."""
 
     def submit(self, attempt: Attempt, wanted: Command, *, last: bool) -> None:
-        """What an attempt did, as a command. `last`: the attempt ends with it."""
+        """Submit what an attempt did, as a command. `last`: the attempt ends with it."""
 
     def ask_directory(self, attempt: Attempt, again: Callable[[bool], None], weight: int) -> None:
-        """A call goes to a handler that this node does not know: it asks the cluster before it says so. `again` is called with
-        whether every handler is known now that was registered before; what the attempt says until then waits behind it."""
+        """Ask the cluster about a call to a handler that this node does not know.
+
+        `again` is called with whether this node now knows every handler registered before. What the attempt sends until
+        then waits."""
 
     def blame(self, attempt: Attempt, why: str) -> None: ...
 
@@ -89,8 +87,9 @@ class Dispatcher(Attempts, Protocol):
         why: str,
         *,
         blame: str | None = None,
-        blamed: bytes | None = None,
+        blamed: InvocationId | None = None,
         crashed: bool = False,
+        culprit: InvocationId | None = None,
     ) -> None: ...
 
 
@@ -102,7 +101,7 @@ class Station(Protocol):
 
     @property
     def may_try(self) -> bool:
-        """Whether it is time to ask the endpoint for anything."""
+        """Whether the endpoint may be contacted now."""
 
     @property
     def has_waiting(self) -> bool: ...
@@ -116,32 +115,19 @@ class Station(Protocol):
     def was_blocked(self, milliseconds: int, handler: str, place: str) -> None: ...
 
     def began(self, attempt: Attempt) -> None:
-        """Its handler may run from here on."""
+        """The attempt's handler may run from now on."""
 
     def expect_trust(self, attempt: Attempt) -> None:
-        """A suspect that runs for long enough from now on is not waited for any more."""
+        """If a watched attempt runs for long enough from now on, others stop waiting for it."""
 
     def let_go(self, attempt: Attempt) -> None: ...
 
     def drain(self, carrier: Carrier) -> None:
-        """It takes no new attempts. The next ones get another carrier."""
+        """The carrier accepts no new attempts. The next ones get another carrier."""
 
     def gone(self, carrier: Carrier) -> None:
-        """It has drained."""
+        """The carrier has drained."""
 
-    def broken(self, carrier: Carrier, why: str, *, blame: str | None, blamed: bytes | None, crashed: bool) -> None: ...
-
-
-class CannotConnect(Exception):
-    """The endpoint cannot be reached now, or wants to be left alone for `after_s`."""
-
-    def __init__(self, why: str, after_s: float = 0.0) -> None:
-        super().__init__(why)
-        self.after_s = after_s
-
-
-class Connector(Protocol):
-    """One endpoint's protocol: it makes the carriers of its attempts."""
-
-    async def connect(self, deployment: Deployment) -> Carrier:
-        """Raises CannotConnect."""
+    def broken(
+        self, carrier: Carrier, why: str, *, blame: str | None, blamed: InvocationId | None, crashed: bool
+    ) -> None: ...

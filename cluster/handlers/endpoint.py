@@ -1,8 +1,8 @@
-"""One deployment as this node reaches it: a queue of attempts that wait for their turn, and the carriers of the others.
+"""One deployment as this node reaches it: a queue of waiting attempts, and the carriers of the running ones.
 
-The handlers' protocol makes the carriers. A carrier is asked for while there is anything to send, with growing pauses if that
-fails. When one breaks, all its attempts are dispatched again at once; one that drains keeps what it has, and the next carrier
-takes what is new.
+The handler protocol creates the carriers. The endpoint connects a carrier while there is anything to send, with growing
+pauses after failures. When a carrier breaks, all its attempts are dispatched again at once. A draining carrier keeps
+its attempts, and the next carrier takes the new ones.
 """
 
 from __future__ import annotations
@@ -13,52 +13,54 @@ from collections import deque
 from typing import Final
 
 from holdfast.cluster.handlers.attempts import Attempt, Carrier, Owner, Ticket
-from holdfast.cluster.handlers.dispatch import CannotConnect, Connector, Dispatcher
+from holdfast.cluster.handlers.dispatch import Dispatcher
 from holdfast.cluster.handlers.health import Health
-from holdfast.cluster.handlers.protocols.native.connect import NativeConnector
-from holdfast.cluster.handlers.queue import SUSPICION_S, Turns, suspects_max
+from holdfast.cluster.handlers.protocols.interface import CannotConnect, HandlerProtocol
+from holdfast.cluster.handlers.queue import SUSPICION_S, Turns
+from holdfast.sdk.ids import InvocationId
 from holdfast.statemachine.effects import StartAttempt
 
 logger = logging.getLogger(__name__)
 
-#: How long an endpoint is left alone that broke the rules of its protocol: doubled each time, forgotten after a while.
+#: Pause after an endpoint broke the rules of its protocol: doubled each time, reset after a while.
 OFFENCE_S: Final = 1.0
 OFFENCE_S_MAX: Final = 60.0
 OFFENCE_FORGOTTEN_S: Final = 300.0
-#: An endpoint may close streams in good order, unannounced, GOODBYES_MAX times in GOODBYES_S. After that an attempt is taken to
-#: have ended it, as if it had closed the stream without a word.
+#: An endpoint may close streams cleanly, without announcing it, GOODBYES_MAX times in GOODBYES_S. After that an attempt
+#: is assumed to have ended the process, as if the stream had broken.
 GOODBYES_MAX: Final = 3
 GOODBYES_S: Final = 60.0
-#: Between two looks at whether those that places were kept for have come.
+#: Interval of checking whether the attempts that places were reserved for have arrived.
 LOOK_S: Final = 0.5
-#: Of those that wait, looked at in one turn of the loop.
+#: Waiting attempts examined per turn of the event loop.
 RECONSIDERED: Final = 512
-#: Before an attempt that this node failed to start is dispatched again.
+#: Delay before an attempt that this node failed to start is dispatched again.
 REBUILD_S: Final = 1.0
 
 
 class Endpoint:
-    def __init__(self, invoker: Dispatcher, deployment: str) -> None:
+    def __init__(self, invoker: Dispatcher, deployment: str, protocol: HandlerProtocol) -> None:
         self.invoker = invoker
         self.deployment = deployment
-        self.waiting = Turns()
-        #: Who has more than fits the queue, and the smallest of the ids that did not. The state knows them all.
-        self._passed_over: dict[Owner, bytes] = {}
+        self.waiting = Turns(asyncio.get_running_loop().time)
+        #: Owners with more attempts than fit the queue, and the smallest id that did not fit. The state has them all.
+        self._passed_over: dict[Owner, InvocationId] = {}
         self._look: asyncio.TimerHandle | None = None
+        self._pause: asyncio.TimerHandle | None = None  # For handlers that end their process.
         self.running = 0
         self.carrier: Carrier | None = None
-        self.carriers: dict[Carrier, None] = {}  # With those that drain.
-        self._connector: Connector = NativeConnector(self)
-        self.failures = 0  # In a row.
-        self.offences = 0  # Streams that were ended because the endpoint broke their rules, of late.
+        self.carriers: dict[Carrier, None] = {}  # Including draining ones.
+        self._connector = protocol.connector(self)
+        self.failures = 0  # Consecutive.
+        self.offences = 0  # Streams recently closed because the endpoint broke the protocol.
         self._offended_at = 0.0
         self._goodbyes: deque[float] = deque(
             maxlen=GOODBYES_MAX
-        )  # When streams with attempts were last closed in order.
+        )  # When streams with attempts were last closed cleanly.
         self.last_error = ""
         self._down_since_ms = 0
-        self.blocked = 0  # How often its event loop was,
-        self.blocked_ms = 0  # for how long in all,
+        self.blocked = 0  # How often its event loop was blocked,
+        self.blocked_ms = 0  # for how long in total,
         self.last_block = ""  # and by what, the last time.
         self._loop = asyncio.get_running_loop()
         self._connecting: asyncio.Task[None] | None = None
@@ -72,21 +74,21 @@ class Endpoint:
         if len(self.waiting) >= self.invoker.limits.waiting and ticket.id not in self.waiting:
             self.pass_over(ticket.owner, ticket.id)
             return
-        if self.waiting.is_next(ticket.losses) and self._has_room() and self._start(ticket):
+        if self.waiting.is_next(ticket) and self._has_room() and self._start(ticket):
             return
         self.waiting.add(ticket if ticket.first is None else ticket._replace(first=None))
         self._reach_out()
 
     @property
     def places(self) -> int:
-        """How many more may wait here."""
+        """How many more attempts may wait here."""
         return self.invoker.limits.waiting - len(self.waiting)
 
-    def pass_over(self, owner: Owner, invocation: bytes) -> None:
-        """Nothing is lost: the state knows that it should run, and it is looked for there when there are places again."""
+    def pass_over(self, owner: Owner, invocation: InvocationId) -> None:
+        """Skip an attempt for now. It is not lost: a scan finds it in the state when there are places again."""
         self._passed_over[owner] = min(invocation, self._passed_over.get(owner, invocation))
         if self.places > 0 and self._look is None:
-            # It was promised away. If those never come, nothing else would remind us.
+            # All places are reserved. If those attempts never arrive, nothing else would trigger a scan.
             self._look = self._loop.call_later(LOOK_S, self._look_again)
 
     def _look_again(self) -> None:
@@ -96,17 +98,17 @@ class Endpoint:
             self._look = self._loop.call_later(LOOK_S, self._look_again)
 
     def _resume(self, *, anywhere: bool = False) -> None:
-        """Have those looked for that were passed over."""
+        """Scan for skipped attempts."""
         owners, self._passed_over = self._passed_over, {}
         for owner, first in owners.items():
             owner.scan(first, None if anywhere else self.deployment)
 
-    def queued(self, invocation: bytes, epoch: int) -> bool:
+    def queued(self, invocation: InvocationId, epoch: int) -> bool:
         ticket = self.waiting.get(invocation)
         return ticket is not None and ticket.epoch >= epoch and not ticket.owner.ended
 
     def forget(self, owner: Owner) -> None:
-        """Nobody starts anything in this one's name any more."""
+        """Drop the waiting attempts of a leadership that has ended."""
         self._passed_over.pop(owner, None)
         for invocation in [ticket.id for ticket in self.waiting if ticket.owner is owner]:
             self.waiting.remove(invocation)
@@ -129,7 +131,7 @@ class Endpoint:
         )
 
     def pump(self) -> None:
-        """Start waiting attempts, as far as there is room."""
+        """Start waiting attempts while there is room."""
         if self._pumping:
             return
         self._pumping = True
@@ -142,21 +144,31 @@ class Endpoint:
             self._resume()
         if self.waiting:
             self._reach_out()
+            self._await_pause()
+
+    def _await_pause(self) -> None:
+        if self._pause is None and (delay := self.waiting.due_in()) is not None:
+            self._pause = self._loop.call_later(max(delay, LOOK_S), self._pause_is_over)
+
+    def _pause_is_over(self) -> None:
+        self._pause = None
+        self.pump()
 
     def _start(self, ticket: Ticket) -> bool:
-        """True: it was dealt with, started or not wanted any more."""
+        """Returns True if the attempt was started, or is no longer needed."""
         carrier = self.carrier
         assert carrier is not None, "there is room"
         try:
-            built = self.invoker.build(ticket, carrier, self.deployment)
+            beside = self.waiting.beside(ticket)
+            built = self.invoker.build(ticket, carrier, self.deployment, beside=beside)
         except Exception:
-            logger.exception("deployment %s: an attempt could not be started; it is tried again", self.deployment)
+            logger.exception("deployment %s: starting an attempt failed; retrying", self.deployment)
             self._loop.call_later(REBUILD_S, ticket.owner.redispatch, ticket.id, ticket.epoch)
             return True
         if built is not None:
             attempt, opening = built
             self.running += 1
-            self.waiting.began(attempt.id, attempt.losses)
+            self.waiting.began(attempt.id, ticket.handler, beside)
             carrier.begin(attempt, opening)
         return True
 
@@ -166,11 +178,11 @@ class Endpoint:
         self.expect_trust(attempt)
 
     def expect_trust(self, attempt: Attempt) -> None:
-        if suspects_max(attempt.losses):
+        if attempt.beside:
             self._loop.call_later(SUSPICION_S, self._trust, attempt)
 
     def _trust(self, attempt: Attempt) -> None:
-        """A suspect ran for a while, and the process is still there: nobody has to wait for it any longer."""
+        """The attempt ran for a while without ending the process, so others need not wait for it any longer."""
         if not attempt.over:
             attempt.trusted = True
             self.waiting.ended(attempt.id)
@@ -178,7 +190,7 @@ class Endpoint:
                 self.pump()
 
     def let_go(self, attempt: Attempt) -> None:
-        """An attempt of ours is over."""
+        """One of our attempts is over."""
         self.running -= 1
         self.waiting.ended(attempt.id)
         if (self.waiting or self._passed_over) and not self._pumping:
@@ -188,7 +200,7 @@ class Endpoint:
     # -- reaching it -------------------------------------------------------------------------------------------------
 
     def _reach_out(self) -> None:
-        """Have a carrier soon, if there is none."""
+        """Connect a carrier soon, if there is none."""
         if self._closed or self.invoker.stopping:
             return
         if self._connecting is not None:
@@ -219,15 +231,15 @@ class Endpoint:
                 else:
                     self.carriers[carrier] = None
         except Exception:
-            logger.exception("deployment %s: connecting failed in an unforeseen way", self.deployment)
-            self.back_off("an error of this node; see its log")
+            logger.exception("deployment %s: connecting failed unexpectedly", self.deployment)
+            self.back_off("internal error of this node; see its log")
         finally:
             self._connecting = None
         if not self._closed:
             self._loop.call_soon(self.pump)
 
     def _give_back(self) -> None:
-        """The deployment is gone: each of those that wait is looked at again."""
+        """The deployment is gone: reconsider every waiting attempt."""
         tickets = list(self.waiting)
         self.waiting.clear()
         for ticket in tickets:
@@ -237,21 +249,21 @@ class Endpoint:
         self._maybe_retire()
 
     def _maybe_retire(self) -> None:
-        """The deployment is gone, and nothing is left here: so are we."""
+        """Retire once the deployment is gone and nothing is left here."""
         gone = self.invoker.registry.deployment(self.deployment) is None
         if gone and not (self.running or self.waiting or self._passed_over):
             self.invoker.retire(self.deployment, self)
 
     def deployments_changed(self) -> None:
-        """Ours may be gone, or a newer one may offer what waits here for one that cannot be reached."""
+        """Our deployment may be gone, or a newer one may offer the handlers that wait for an unreachable one here."""
         if self.invoker.registry.deployment(self.deployment) is None:
             self._give_back()
         elif self.failures and self.waiting:
             self._reconsider([ticket.id for ticket in self.waiting])
             self._resume(anywhere=True)
 
-    def _reconsider(self, ids: list[bytes]) -> None:
-        """Those that have not begun go where new ones go now."""
+    def _reconsider(self, ids: list[InvocationId]) -> None:
+        """Attempts that have not begun go where new ones go now."""
         for ident in ids[:RECONSIDERED]:
             ticket = self.waiting.get(ident)
             if (
@@ -265,7 +277,7 @@ class Endpoint:
             self._loop.call_soon(self._reconsider, ids[RECONSIDERED:])
 
     def back_off(self, why: str, after_s: float = 0.0) -> None:
-        """It could not be reached, or wants to be left alone. Nothing is counted against any attempt."""
+        """The endpoint is unreachable, or asked not to be contacted. This does not count against any attempt."""
         timing = self.invoker.timing
         pause = min(timing.backoff_s * 2 ** min(self.failures, 20), timing.backoff_max_s)
         pause = max(pause * (0.5 + self.invoker.rng.random() / 2), after_s)
@@ -274,10 +286,10 @@ class Endpoint:
         self.last_error = why
         self._down_since_ms = self._down_since_ms or self.invoker.clock.now_ms()
         self._not_before = self._loop.time() + pause
-        logger.log(level, "deployment %s cannot be reached: %s (try again in %.2f s)", self.deployment, why, pause)
+        logger.log(level, "deployment %s cannot be reached: %s (retrying in %.2f s)", self.deployment, why, pause)
 
     def _penalty_s(self) -> float:
-        """For an endpoint that breaks the rules of its stream, whatever else it does well."""
+        """Extra pause for an endpoint that breaks the protocol, even if it works otherwise."""
         now = self._loop.time()
         if now - self._offended_at > OFFENCE_FORGOTTEN_S:
             self.offences = 0
@@ -286,34 +298,54 @@ class Endpoint:
         return min(OFFENCE_S * 2.0 ** (self.offences - 1), OFFENCE_S_MAX)
 
     def is_well(self) -> None:
-        """It did something useful."""
+        """The endpoint made progress."""
         if self.failures:
             self.failures = 0
             self.last_error = ""
             self._down_since_ms = 0
             self._not_before = 0.0
 
-    def health(self, node: str) -> Health:
-        """For people who wonder why nothing happens. A stream that is open can be used, whatever broke before it."""
+    def health(self, node: str, invocation: InvocationId | None = None) -> Health:
+        """The health of the endpoint, for operators. An open stream counts as healthy, whatever failed before it."""
         deployment = self.invoker.registry.deployment(self.deployment)
         is_down = self.failures > 0 and not (self.carrier is not None and self.carrier.connected)
+        stall = next(filter(None, (carrier.stall for carrier in self.carriers)), None)
         next_try_ms = 0
         if is_down and self.waiting:
             pause_s = max(self._not_before - self._loop.time(), 0.0)
             next_try_ms = self.invoker.clock.now_ms() + round(pause_s * 1000)
         return Health(
-            node,
-            self.deployment,
-            deployment.uri if deployment is not None else "",
-            self._down_since_ms if is_down else 0,
-            self.failures,
-            self.last_error,
-            next_try_ms,
-            self.running,
-            len(self.waiting),
-            self.blocked,
-            self.last_block,
+            node=node,
+            deployment=self.deployment,
+            uri=deployment.uri if deployment is not None else "",
+            down_since_ms=self._down_since_ms if is_down else 0,
+            failures=self.failures,
+            last_error=self.last_error,
+            next_try_ms=next_try_ms,
+            in_flight=self.running,
+            waiting=len(self.waiting),
+            blocked=self.blocked,
+            last_block=self.last_block,
+            restraint=self.waiting.restraint,
+            stalled_since_ms=stall.since_ms if stall is not None else 0,
+            stall=stall.why if stall is not None else "",
+            wait=self._why_waits(invocation) if invocation is not None else "",
         )
+
+    def _why_waits(self, invocation: InvocationId) -> str:
+        """Why an attempt has not begun although the endpoint is up; empty if it has, or is not here."""
+        if held_back := self.waiting.why_waits(invocation):
+            return held_back
+        carrier = self.carrier
+        if invocation in self.waiting and carrier is not None and self.running >= carrier.attempts_max:
+            return f"{self.running} attempts run at the endpoint, as many as it may have (attempts_max)"
+        attempt = next(
+            (each.attempts[invocation] for each in self.carriers if each.connected and invocation in each.attempts),
+            None,
+        )
+        if attempt is not None and attempt.beside and not attempt.begun:
+            return "its process ended before during its attempts, so the endpoint holds it back until others that run are over"
+        return ""
 
     # -- carriers ----------------------------------------------------------------------------------------------------
 
@@ -334,7 +366,9 @@ class Endpoint:
     def gone(self, carrier: Carrier) -> None:
         self.carriers.pop(carrier, None)
 
-    def broken(self, carrier: Carrier, why: str, *, blame: str | None, blamed: bytes | None, crashed: bool) -> None:
+    def broken(
+        self, carrier: Carrier, why: str, *, blame: str | None, blamed: InvocationId | None, crashed: bool
+    ) -> None:
         self.carriers.pop(carrier, None)
         if self.carrier is carrier:
             self.carrier = None
@@ -343,20 +377,36 @@ class Endpoint:
         attempts = list(carrier.attempts.values())
         carrier.attempts.clear()
         self.running -= len(attempts)
+        if attempts and not carrier.drains and not crashed and blame is None:
+            crashed = self._closes_too_often()
+        crashed = crashed and not carrier.drains
+        culprit = self._find_culprit(attempts) if crashed and blame is None else None
         for attempt in attempts:
             self.waiting.ended(attempt.id)
         if attempts and not self.invoker.stopping:
             logger.info("deployment %s: %d attempts lost their stream: %s", self.deployment, len(attempts), why)
-        if attempts and not carrier.drains and not crashed and blame is None:
-            crashed = self._says_goodbye_too_often()
-        self.invoker.break_off(attempts, why, blame=blame, blamed=blamed, crashed=crashed and not carrier.drains)
+        self.invoker.break_off(attempts, why, blame=blame, blamed=blamed, crashed=crashed, culprit=culprit)
         if self.waiting:
             self._reach_out()
         self._maybe_retire()
 
-    def _says_goodbye_too_often(self) -> bool:
-        """A server that is restarted closes its streams in order, and no attempt is to blame. One that does so whenever it gets
-        a certain attempt would start all the others again and again, with nothing counted against that one."""
+    def _find_culprit(self, attempts: list[Attempt]) -> InvocationId | None:
+        """The attempt that ended the process, if that is certain."""
+        before = self.waiting.convicted
+        culprit = self.waiting.crashed({each.id for each in attempts if each.begun})
+        for handler in self.waiting.convicted.keys() - before.keys():
+            logger.warning(
+                "deployment %s: the handler %s ended its process whenever it ran alone. Its attempts run one at a time, "
+                "alone and after pauses, until it has not done so for ten minutes",
+                self.deployment, handler,
+            )  # fmt: skip
+        return culprit
+
+    def _closes_too_often(self) -> bool:
+        """Whether streams are closed cleanly too often.
+
+        A server that restarts closes its streams cleanly, and no attempt is to blame. A server that does so whenever it
+        gets a certain attempt would restart all the others again and again, and nothing would count against that one."""
         now = self._loop.time()
         too_often = len(self._goodbyes) == GOODBYES_MAX and now - self._goodbyes[0] < GOODBYES_S
         self._goodbyes.append(now)
@@ -364,8 +414,9 @@ class Endpoint:
 
     async def close(self) -> None:
         self._closed = True
-        if self._look is not None:
-            self._look.cancel()
+        for timer in (self._look, self._pause):
+            if timer is not None:
+                timer.cancel()
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""Whether the handlers can be reached: each deployment as this node sees it, and as the others do.
+"""Health of the handlers: whether each deployment is reachable from this node and from the others.
 
-Every node has its own connection to a deployment, so one may reach it and another may not. A node answers for itself; who
-asks for the whole picture asks all that are connected, and goes on without those that are silent or too old to know.
+Every node has its own connection to a deployment, so one may reach it and another may not. A node answers for itself.
+For the whole picture it asks all connected nodes, and leaves out those that are silent or too old to answer.
 """
 
 from __future__ import annotations
@@ -11,25 +11,30 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 from holdfast.cluster.peers.rpc import Refused, Rpc, Unanswered
+from holdfast.sdk.ids import InvocationId
 
-ASK_S: Final = 1.0  # How long an operator waits for nodes that do not answer.
+ASK_S: Final = 1.0  # How long an operator's request waits for silent nodes.
 _METHOD: Final = "endpoint-health"
 
 
 class Health(NamedTuple):
-    """One deployment, as one node sees it. Later fields go to the end, with a default: nodes of two releases send it."""
+    """One deployment as one node sees it. New fields go to the end, with a default, because two releases may exchange it."""
 
     node: str
     deployment: str
     uri: str
-    down_since_ms: int  # 0: it can be reached, or nobody has tried.
-    failures: int  # Of this node to reach it, in a row.
+    down_since_ms: int  # 0: it is reachable, or was not tried yet.
+    failures: int  # Consecutive failures of this node to reach it.
     last_error: str
-    next_try_ms: int  # 0: nothing waits for it, so nobody tries.
+    next_try_ms: int  # 0: nothing waits for it, so there is no next try.
     in_flight: int  # Attempts that run there.
     waiting: int  # Attempts that wait for their turn.
     blocked: int = 0  # How often its event loop did not run for more than a second,
-    last_block: str = ""  # and the last time: whose code, where, and for how long.
+    last_block: str = ""  # and the last time: by which code, where, and for how long.
+    restraint: str = ""  # Why attempts are held back although it is reachable.
+    stalled_since_ms: int = 0  # 0: it responds, or is not connected.
+    stall: str = ""  # Why it does not respond: what blocks its event loop, and where.
+    wait: str = ""  # Why the invocation that was asked about waits here; empty if it does not.
 
     @property
     def is_down(self) -> bool:
@@ -37,7 +42,7 @@ class Health(NamedTuple):
 
 
 class HasHealth(Protocol):
-    def health(self, node: str) -> Health: ...
+    def health(self, node: str, invocation: InvocationId | None = None) -> Health: ...
 
 
 class Healths:
@@ -50,30 +55,44 @@ class Healths:
         self._connected = connected
         rpc.serve(_METHOD, self._serve)
 
-    def here(self, deployment: str | None = None) -> list[Health]:
-        """What this node knows: of one deployment, or of all that it has had something for."""
+    def here(self, deployment: str | None = None, invocation: InvocationId | None = None) -> list[Health]:
+        """What this node knows about one deployment, or about all that it has used. With an invocation, also why it waits."""
         endpoints = self._endpoints
         wanted = (
             endpoints.values() if deployment is None else [endpoints[deployment]] if deployment in endpoints else []
         )
-        return [endpoint.health(self._node) for endpoint in wanted]
+        return [endpoint.health(self._node, invocation) for endpoint in wanted]
 
-    async def everywhere(self, deployment: str | None = None) -> list[Health]:
-        """What all nodes know that answer in time, sorted by deployment and node."""
+    async def everywhere(self, deployment: str | None = None, invocation: InvocationId | None = None) -> list[Health]:
+        """What the nodes that answer in time know, sorted by deployment and node."""
 
         async def ask(peer: str) -> list[Health]:
             try:
                 async with asyncio.timeout(ASK_S):
-                    rows = await self._rpc.ask(peer, _METHOD, deployment)
-                return [Health(*row[: len(Health._fields)]) for row in rows]
+                    argument = deployment if invocation is None else [deployment, invocation]
+                    rows = await self._rpc.ask(peer, _METHOD, argument)
+                found = [Health(*row[: len(Health._fields)]) for row in rows]
             except (Refused, Unanswered, TimeoutError, TypeError):
-                return []  # It is away, of an older release, or speaks another language.
+                return []  # It is down, or runs a release that does not understand the call.
+            # A release that does not know the question about an invocation answers for all deployments.
+            return [each for each in found if deployment in (None, each.deployment)]
 
         answers = await asyncio.gather(*(ask(peer) for peer in list(self._connected())))
-        return sorted([*self.here(deployment), *(each for answer in answers for each in answer)], key=_order)
+        return sorted(
+            [*self.here(deployment, invocation), *(each for answer in answers for each in answer)], key=_order
+        )
 
     async def _serve(self, peer: str, argument: Any) -> Any:
-        return [tuple(each) for each in self.here(argument if isinstance(argument, str) else None)]
+        deployment, invocation = (
+            argument if isinstance(argument, list | tuple) and len(argument) == 2 else (argument, None)
+        )
+        return [
+            tuple(each)
+            for each in self.here(
+                deployment if isinstance(deployment, str) else None,
+                InvocationId(invocation) if isinstance(invocation, bytes) else None,
+            )
+        ]
 
 
 def _order(health: Health) -> tuple[str, str]:

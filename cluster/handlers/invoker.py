@@ -1,11 +1,11 @@
-"""From effects to handlers and back: which attempts run, at which endpoint, and what their frames ask for.
+"""Runs attempts: turns effects into frames to endpoints, and frames of attempts into commands.
 
-One `Endpoint` per deployment has its own stream, queue and bound, so that a slow or dead one slows nobody else. Everything
-between two awaits is synchronous: an effect becomes a frame in the outbox of a stream, a frame becomes a command in the
-batch of a partition, and both leave once per turn of the loop. There is no task per attempt and none per step.
+One `Endpoint` per deployment has its own stream, queue and bounds, so that a slow or dead one does not slow others.
+Everything between two awaits is synchronous: an effect becomes a frame in the outbox of a stream, a frame becomes a command
+in the batch of a partition, and both leave once per turn of the loop. There is no task per attempt or step.
 
-Whatever is lost on the way costs an attempt, never an invocation: the state says that it should run, so the leader
-dispatches it again, with a higher epoch.
+A loss on the way costs an attempt, never an invocation: the state says that it should run, so the leader dispatches it
+again with a higher epoch.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from random import Random
 from typing import Any, Final
 
-import aiohttp
-
 from holdfast.cluster.clock import Clock
 from holdfast.cluster.handlers.attempts import Attempt, Carrier, Opening, Owner, Ticket
 from holdfast.cluster.handlers.dispatch import Limits, Timing
 from holdfast.cluster.handlers.endpoint import Endpoint
 from holdfast.cluster.handlers.failures import Failures
-from holdfast.cluster.handlers.queue import suspects_max
+from holdfast.cluster.handlers.openings import NO_STATE, eager_state, opening_of, opening_of_first
+from holdfast.cluster.handlers.protocols.interface import HandlerProtocol
+from holdfast.cluster.handlers.queue import ALONE
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.registry.machine import Target
 from holdfast.cluster.registry.registry import Registry
@@ -31,13 +31,10 @@ from holdfast.cluster.tasks import Tasks
 from holdfast.cluster.values.shared_store import Objects, StoreDown, ValueLost
 from holdfast.cluster.values.staging import Put, Stager, digested
 from holdfast.log.errors import Overloaded, ProposalError
-from holdfast.sdk.ids import format_id, object_id
-from holdfast.sdk.journal import (
-    INT_MAX,
-    PAYLOAD_BYTES_MAX,
-    cut_text,
-)
+from holdfast.sdk.ids import InvocationId, format_id, object_id
+from holdfast.sdk.journal import PAYLOAD_BYTES_MAX, cut_text
 from holdfast.statemachine import queries, refs
+from holdfast.statemachine.attempts import LOSSES_MAX
 from holdfast.statemachine.commands import Command, FailAttempt, Mode, PostponeAttempt, Retry
 from holdfast.statemachine.effects import (
     AbortAttempt,
@@ -50,73 +47,65 @@ from holdfast.statemachine.effects import (
     StartAttempt,
     Status,
 )
-from holdfast.statemachine.txn import ReadTxn
 
 logger = logging.getLogger(__name__)
 
-EAGER_STATE_BYTES: Final = 64 * 1024
 _SWEEP_S: Final = 1.0
 _ASK_AGAIN_S: Final = 0.1
-#: Large values that are being staged for handlers: while there is more, no stream is read.
+#: Bound on large values being staged for handlers. Above it, no stream is read.
 STAGING_BYTES_MAX: Final = 64 * 1024 * 1024
 _STAGE_AGAIN_S: Final = 0.02
+#: Delay before an invocation that would be paused for one more lost process gets a chance to run alone.
+_ANOTHER_CHANCE_MS: Final = 2000, 4000
 
 
 class Invoker:
     def __init__(
         self,
         registry: Registry,
+        protocol: HandlerProtocol,
         clock: Clock,
         *,
+        objects: Objects,
+        fresh: Callable[[], Awaitable[None]],
+        rng: Random,
+        partitions: Collection[Partition] = (),
         limits: Limits | None = None,
         timing: Timing | None = None,
-        rng: Random | None = None,
         stager: Stager | None = None,
     ) -> None:
+        """`partitions` may be led here. `fresh` returns when every deployment registered before the call is known here."""
         self.registry = registry
+        self._protocol = protocol
         self.clock = clock
         self.limits = limits or Limits()
         self.timing = timing or Timing()
-        self.rng = rng or Random()
+        self.rng = rng
         self._failures = Failures(self.rng)
-        self.attempts: dict[bytes, Attempt] = {}
+        self.attempts: dict[InvocationId, Attempt] = {}
         self.endpoints: dict[str, Endpoint] = {}
         self.started = 0
         self.frames_in = 0
         self.stager = stager or Stager()
-        self.objects: Objects  # Large values in the shared store; the node sets it.
-        self.staging_bytes = 0  # Of values that handlers gave us and that no log has yet.
+        self.objects = objects
+        self.staging_bytes = 0  # Size of values received from handlers that are not in a log yet.
         self._staging = Tasks()
-        self.partitions: Collection[Partition] = ()  # That may be led here; the node fills it.
-        #: Returns when every deployment is known here that was registered before the call; the node sets it.
-        self.fresh: Callable[[], Awaitable[None]] = _at_once
-        self._doubtful: list[tuple[Owner, StartAttempt]] = []  # Pinned to deployments that nobody here knows.
+        self._partitions = partitions
+        self.fresh = fresh
+        self._doubtful: list[tuple[Owner, StartAttempt]] = []  # Pinned to deployments that this node does not know.
         self._asking: asyncio.Task[None] | None = None
         self.stopping = False
         self._loop = asyncio.get_running_loop()
-        self._session: aiohttp.ClientSession | None = None
         self._deployments: set[str] = set()
         self._closing = Tasks()
         self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
-
-    @property
-    def session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=10),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.timing.connect_s),
-                auto_decompress=False,
-                trace_configs=[no_redirects()],
-            )
-        return self._session
 
     # -- effects -----------------------------------------------------------------------------------------------------
 
     def start(self, owner: Owner, effect: StartAttempt, *, is_fresh: bool = False) -> None:
         """Send the invocation to its handler, now or when its endpoint has room.
 
-        `is_fresh`: every deployment is known here that it may be pinned to, or that may offer its handler.
+        `is_fresh`: this node knows every deployment that it may be pinned to, or that may offer its handler.
         """
         old = self.attempts.get(effect.id)
         if old is not None:
@@ -139,23 +128,26 @@ class Invoker:
             losses = record.losses
         target = self.find(service, handler, deployment)
         if target is not None:
-            self.endpoint(target.deployment).enqueue(Ticket(owner, effect.id, effect.epoch, first, losses))
+            ticket = Ticket(
+                owner=owner, id=effect.id, epoch=effect.epoch, first=first, handler=(service, handler), losses=losses
+            )
+            self.endpoint(target.deployment).enqueue(ticket)
         elif is_fresh:
-            self._refuse(owner, effect.id, effect.epoch, service, handler, deployment)
+            self._refuse(owner, effect.id, effect.epoch, service=service, handler=handler, deployment=deployment)
         else:
             self._doubtful.append((owner, effect))
             if self._asking is None:
                 self._asking = self._loop.create_task(self._ask())
 
     async def _ask(self) -> None:
-        """Other nodes may know deployments that we have yet to hear of. All who wait for that ask once."""
+        """Ask the cluster for deployments that this node does not know yet, once for all waiting attempts."""
         while self._doubtful:
             doubtful, self._doubtful = self._doubtful, []
             try:
                 await self.fresh()
             except ProposalError as error:
                 logger.warning(
-                    "whether the deployments of %d invocations are gone cannot be read: %s", len(doubtful), error
+                    "cannot determine whether the deployments of %d invocations are gone: %s", len(doubtful), error
                 )
                 doubtful = [(owner, effect) for owner, effect in doubtful if not owner.ended]
                 self._doubtful = doubtful + self._doubtful
@@ -169,7 +161,7 @@ class Invoker:
     def acknowledge(self, effect: Acknowledge) -> None:
         attempt = self.attempts.get(effect.id)
         if attempt is not None and attempt.epoch == effect.epoch and attempt.length <= effect.length:
-            attempt.length = effect.length  # The same once more is an answer too: to a step that was there already.
+            attempt.length = effect.length  # An equal length is also an answer: to a step that was already recorded.
             attempt.carrier.acknowledge(attempt)
 
     def complete(self, effect: SendCompletion) -> None:
@@ -192,8 +184,8 @@ class Invoker:
         if attempt is not None and attempt.epoch == effect.epoch:
             self.drop(attempt, effect.reason)
 
-    def knows(self, invocation: bytes, epoch: int) -> bool:
-        """Whether this attempt runs or waits for its turn here."""
+    def knows(self, invocation: InvocationId, epoch: int) -> bool:
+        """Whether this attempt runs or waits here."""
         attempt = self.attempts.get(invocation)
         if attempt is not None and attempt.epoch >= epoch:
             return True
@@ -201,13 +193,13 @@ class Invoker:
 
     @property
     def congested(self) -> bool:
-        """Whether frames come faster than the logs take them."""
-        return self.staging_bytes >= STAGING_BYTES_MAX or any(partition.busy for partition in self.partitions)
+        """Whether frames arrive faster than the logs accept them."""
+        return self.staging_bytes >= STAGING_BYTES_MAX or any(partition.busy for partition in self._partitions)
 
     # -- attempts ----------------------------------------------------------------------------------------------------
 
     def find(self, service: str, handler: str, deployment: str | None) -> Target | None:
-        """The handler where the invocation is pinned, or else where new ones go."""
+        """The handler at the invocation's pinned deployment, or else where new invocations go."""
         if deployment is None:
             return self.registry.find(service, handler)
         return self.registry.target(deployment, service, handler)
@@ -215,11 +207,11 @@ class Invoker:
     def endpoint(self, deployment: str) -> Endpoint:
         found = self.endpoints.get(deployment)
         if found is None:
-            found = self.endpoints[deployment] = Endpoint(self, deployment)
+            found = self.endpoints[deployment] = Endpoint(self, deployment, self._protocol)
         return found
 
     def deployments_changed(self) -> None:
-        """Some were registered, or removed."""
+        """Deployments were registered or removed."""
         if self.registry.state.deployments.keys() != self._deployments:
             self._deployments = set(self.registry.state.deployments)
             for endpoint in list(self.endpoints.values()):
@@ -229,68 +221,79 @@ class Invoker:
         with ticket.owner.partition.state.read() as txn:
             record = queries.load(txn, ticket.id)
         if record is None:
-            return False  # Found out when its turn comes.
+            return False  # This is decided when its turn comes.
         target = self.find(record.service, record.handler, record.deployment)
         return target is None or target.deployment != deployment
 
     def retire(self, deployment: str, endpoint: object) -> None:
-        """Its deployment was removed, and nothing runs there any more."""
+        """The endpoint's deployment was removed, and nothing runs there any more."""
         found = self.endpoints.get(deployment)
         if found is not None and found is endpoint:
             del self.endpoints[deployment]
             self._closing.keep(self._loop.create_task(found.close()))
 
-    def build(self, ticket: Ticket, carrier: Carrier, deployment: str) -> tuple[Attempt, Opening] | None:
-        """The attempt and what it begins with; None if it is not wanted any more, or belongs elsewhere."""
-        owner, ident, epoch, first, losses = ticket
+    def build(
+        self, ticket: Ticket, carrier: Carrier, deployment: str, *, beside: int
+    ) -> tuple[Attempt, Opening] | None:
+        """The attempt and what it starts with; None if it is no longer needed, or belongs elsewhere."""
+        owner, ident, epoch, first, _, _ = ticket
         if owner.ended or owner.held:
             return None
         if first is not None:
             target = self.registry.find(first.service, first.handler)
             if target is not None and target.deployment == deployment:
-                return self._build_first(ticket, first, target, carrier)
+                return self._build_first(ticket, first, target, carrier, beside=beside)
         with owner.partition.state.read() as txn:
             record = queries.load(txn, ident)
             if record is None or record.epoch != epoch or record.status != Status.RUNNING:
                 return None
             target = self.find(record.service, record.handler, record.deployment)
             if target is None or target.deployment != deployment:
-                # A deployment came or went while it waited for its turn.
+                # A deployment came or went while it waited.
                 self._loop.call_soon(self.start, owner, StartAttempt(ident, epoch))
                 return None
-            state, complete = None, False
-            if record.mode != Mode.PLAIN:
-                state, complete = _eager_state(txn, record.oid)
+            eager = eager_state(txn, record.oid) if record.mode != Mode.PLAIN else NO_STATE
             steps = queries.journal(txn, ident, 0, record.length)
         attempt = Attempt(
             self,
             ticket,
             target,
             carrier,
+            beside=beside,
             pinned=record.deployment is not None,
             order=record.order,
             length=record.length,
             now=self._loop.time(),
         )
-        # A step that refers to large values is as large as they are where it is going.
-        sizes = [queries.whole_step_size(raw) for raw in steps] if record.blobs else [len(raw) for raw in steps]
-        opening = Opening(
-            record.service, record.handler, record.key, self.clock.now_ms(), record.seed, steps, sizes, state, complete,
-            record.cancelled, suspects_max(losses), *owner.partition.journal_limits,
-        )  # fmt: skip
+        opening = opening_of(
+            record,
+            steps,
+            eager,
+            now_ms=self.clock.now_ms(),
+            suspects_max=beside,
+            journal_limits=owner.partition.journal_limits,
+        )
         return self._register(attempt), opening
 
-    def _build_first(self, ticket: Ticket, first: First, target: Target, carrier: Carrier) -> tuple[Attempt, Opening]:
-        """The effect has all that the record and the journal could say."""
-        state, complete = None, False
+    def _build_first(
+        self, ticket: Ticket, first: First, target: Target, carrier: Carrier, *, beside: int
+    ) -> tuple[Attempt, Opening]:
+        """Build a first attempt from the effect alone."""
+        eager = NO_STATE
         if first.key is not None:
             with ticket.owner.partition.state.read() as txn:
-                state, complete = _eager_state(txn, object_id(first.service, first.key))
-        attempt = Attempt(self, ticket, target, carrier, pinned=False, order=1, length=1, now=self._loop.time())
-        opening = Opening(
-            first.service, first.handler, first.key, self.clock.now_ms(), _seed(ticket.id), [first.input],
-            [len(first.input) + first.large], state, complete, False, 0, *ticket.owner.partition.journal_limits,
-        )  # fmt: skip
+                eager = eager_state(txn, object_id(first.service, first.key))
+        attempt = Attempt(
+            self, ticket, target, carrier, beside=beside, pinned=False, order=1, length=1, now=self._loop.time()
+        )
+        opening = opening_of_first(
+            ticket.id,
+            first,
+            eager,
+            now_ms=self.clock.now_ms(),
+            suspects_max=beside,
+            journal_limits=ticket.owner.partition.journal_limits,
+        )
         return self._register(attempt), opening
 
     def _register(self, attempt: Attempt) -> Attempt:
@@ -298,9 +301,9 @@ class Invoker:
         self.started += 1
         return attempt
 
-    # -- what attempts say -------------------------------------------------------------------------------------------
+    # -- what attempts send ------------------------------------------------------------------------------------------
 
-    def heard(self, carrier: Carrier, invocation: bytes, epoch: int) -> Attempt | None:
+    def heard(self, carrier: Carrier, invocation: InvocationId, epoch: int) -> Attempt | None:
         self.frames_in += 1
         attempt = self.attempts.get(invocation)
         if attempt is None or attempt.epoch != epoch or attempt.carrier is not carrier:
@@ -326,9 +329,7 @@ class Invoker:
                 await self.fresh()
                 break
             except ProposalError as error:
-                logger.warning(
-                    "%s waits: a handler that it calls cannot be looked up: %s", format_id(attempt.id), error
-                )
+                logger.warning("%s waits: looking up a handler that it calls failed: %s", format_id(attempt.id), error)
                 await asyncio.sleep(_ASK_AGAIN_S)
         said, attempt.unresolved = attempt.unresolved, []
         self.staging_bytes -= sum(weight for _, weight in said)
@@ -341,10 +342,10 @@ class Invoker:
             else:
                 again(
                     offset == 0
-                )  # Later ones came after the read began: if they call somebody unknown, they ask anew.
+                )  # Later ones arrived after the read began. If they call an unknown handler, they ask again.
 
     def blame(self, attempt: Attempt, why: str) -> None:
-        """It was said in its name what no correct SDK says. That rarely goes away: it waits for an operator before long."""
+        """The attempt's SDK violated the protocol. A retry rarely helps, so the invocation soon waits for an operator."""
         logger.error("%s: %s", format_id(attempt.id), why)
         self.drop(attempt, cut_text(why))
         if not attempt.owner.ended:
@@ -354,16 +355,18 @@ class Invoker:
         if last:
             self._end(attempt)
         elif type(wanted) is FailAttempt:
-            self.drop(attempt, wanted.failure[2])  # It asked for what cannot be.
+            self.drop(attempt, wanted.failure[2])  # It made an invalid request.
         if not attempt.partition.submit(wanted, attempt.answered):
-            self.drop(attempt, "what it did could not be journaled")  # Nothing behind a gap: `answered` says why.
+            self.drop(
+                attempt, "its step could not be journaled"
+            )  # Nothing may follow a gap; `answered` gets the reason.
 
     # -- large values ------------------------------------------------------------------------------------------------
 
     def _stage(self, attempt: Attempt, wanted: Command, *, last: bool) -> None:
-        """Whatever the attempt says from here on waits in its turn until the large value in front is in the state."""
+        """Stage a large value. Everything the attempt sends after it waits until the value is in the state."""
         if any(refs.size_of(payload) > PAYLOAD_BYTES_MAX for payload in refs.payloads(wanted)):
-            text = f"a value has at most {PAYLOAD_BYTES_MAX} bytes: keep larger ones elsewhere"
+            text = f"a value must have at most {PAYLOAD_BYTES_MAX} bytes: keep larger ones elsewhere"
             self.fail(attempt, [1, 413, text, "TooLarge"], pause=True)
             return
         self.staging_bytes += self.stager.large(wanted)
@@ -373,7 +376,7 @@ class Invoker:
             self._staging.keep(task)
 
     async def _work_off(self, attempt: Attempt) -> None:
-        """One after the other, as they were said. What an attempt has said that is over is void."""
+        """Process the backlog in order. If the attempt is over, the rest is dropped."""
         backlog = attempt.backlog
         try:
             while backlog and not attempt.over:
@@ -388,14 +391,14 @@ class Invoker:
         except ProposalError as error:
             attempt.answered(error)
         except Exception:
-            logger.exception("a large value of %s could not be staged", format_id(attempt.id))
-            self.lost(attempt, "an error of this node")
+            logger.exception("staging a large value of %s failed", format_id(attempt.id))
+            self.lost(attempt, "internal error of this node")
         finally:
             self.staging_bytes -= sum(self.stager.large(wanted) for wanted, _ in backlog)
             backlog.clear()
 
     async def _detached(self, attempt: Attempt, wanted: Command) -> Command | None:
-        """None: the attempt is over meanwhile."""
+        """None if the attempt has ended meanwhile."""
         if self.stager.large(wanted):
             wanted = await digested(wanted, attempt.level)
             wanted = await self.stager.detach(attempt.partition.number, wanted, self._put_for(attempt))
@@ -420,13 +423,13 @@ class Invoker:
         attempt.carrier.let_go(attempt)
 
     def drop(self, attempt: Attempt, reason: str) -> None:
-        """Stop it at its handler, and forget it."""
+        """Abort the attempt at its handler, and forget it."""
         if not attempt.over:
             attempt.carrier.abort(attempt, reason)
             self._end(attempt)
 
     def lost(self, attempt: Attempt, why: str) -> None:
-        """Nobody can go on with it: the next one must. Harmless if the state knows better."""
+        """The attempt cannot continue, so the next one must. Harmless if the state has already moved on."""
         if not attempt.over:
             logger.debug("%s: attempt %d is lost: %s", format_id(attempt.id), attempt.epoch, why)
             self.drop(attempt, why)
@@ -434,15 +437,17 @@ class Invoker:
             attempt.owner.redispatch(attempt.id, attempt.epoch)
 
     def fail(self, attempt: Attempt, failure: list[Any], *, pause: bool = False) -> None:
-        """It is the handler's fault, or the endpoint's: counted, and tried again later."""
+        """The handler or the endpoint is at fault: the failure counts, and the invocation is retried later."""
         self.drop(attempt, failure[2])
         if not attempt.owner.ended:
             command = self._failures.of_attempt(attempt, failure, pause=pause)
             attempt.partition.submit(command, attempt.answered)
 
     def unreadable(self, attempt: Attempt, error: StoreDown | ValueLost) -> None:
-        """A value that it needs cannot be fetched, which is nobody's fault at the handler: the next one comes later. If the
-        value is lost, it waits for an operator."""
+        """A value that the attempt needs cannot be fetched.
+
+        The handler is not at fault, so the next attempt comes later. If the value is lost, the invocation waits for an
+        operator."""
         if isinstance(error, ValueLost):
             self.objects.report(error, format_id(attempt.id))
             self.fail(attempt, [1, 500, cut_text(f"{error}; {error.hint}"), "ValueLost"], pause=True)
@@ -454,15 +459,23 @@ class Invoker:
             attempt.partition.submit(command, attempt.answered)
 
     def crashed(self, attempt: Attempt, why: str, *, kind: str = "ProcessLost") -> None:
-        """The process of its handler ended while it ran, and may have ended because of it. Counted in the state: the first
-        time it is dispatched again at once, later ones after a while, and in the end it waits for an operator."""
+        """The process of its handler ended while it ran, possibly because of it.
+
+        The state counts this. The first time the invocation is dispatched again at once, later after a delay. In the
+        end it waits for an operator, but not before it ended the process while it ran alone."""
         if not (attempt.begun and attempt.partition.level >= 2):
             self.lost(attempt, why)
             return
         self.drop(attempt, why)
-        if not attempt.owner.ended:
-            command = self._failures.of_attempt(attempt, [1, 503, cut_text(why), kind])._replace(lost=True)
-            attempt.partition.submit(command, attempt.answered)
+        if attempt.owner.ended:
+            return
+        failure = [1, 503, cut_text(why), kind]
+        command: Command
+        if attempt.losses >= LOSSES_MAX - 1 and attempt.beside != ALONE:
+            command = PostponeAttempt(attempt.id, attempt.epoch, failure, self.rng.randint(*_ANOTHER_CHANCE_MS))
+        else:
+            command = self._failures.of_attempt(attempt, failure)._replace(lost=True)
+        attempt.partition.submit(command, attempt.answered)
 
     def break_off(
         self,
@@ -470,27 +483,33 @@ class Invoker:
         why: str,
         *,
         blame: str | None = None,
-        blamed: bytes | None = None,
+        blamed: InvocationId | None = None,
         crashed: bool = False,
+        culprit: InvocationId | None = None,
     ) -> None:
-        """The carrier of these attempts is gone. `blame`: the endpoint spoke nonsense, in the name of `blamed`. If nobody can
-        tell in whose, all of them are suspects. `crashed`: its process may have been ended by one of them."""
+        """The carrier of these attempts is gone.
+
+        `blame`: the endpoint violated the protocol, on behalf of `blamed`. If that is unknown, all of them are
+        suspects. `crashed`: one of them may have ended the process, or `culprit` did."""
         attempts = list(attempts)
         if blame is not None and blamed not in [attempt.id for attempt in attempts]:
             blamed = attempts[0].id if len(attempts) == 1 else None
-        # Suspects that ran for long are believed when there are others that just began.
-        just_began = any(each.begun and not each.trusted and suspects_max(each.losses) for each in attempts)
+        # Attempts that ran for long are trusted if others are watched and have just begun.
+        just_began = any(each.begun and not each.trusted and each.beside for each in attempts)
         for attempt in attempts:
             attempt.over = True
             if self.attempts.get(attempt.id) is attempt:
                 del self.attempts[attempt.id]
             if blame is None:
-                if crashed and not (attempt.trusted and just_began):
+                innocent = attempt.id != culprit if culprit is not None else attempt.trusted and just_began
+                if crashed and not innocent:
                     self.crashed(attempt, why)
                 else:
                     self.lost(attempt, why)
             elif blamed is None and attempt.partition.level >= 2:
-                attempt.begun = True  # Who speaks nonsense is not believed when it says that it has not begun.
+                attempt.begun = (
+                    True  # An endpoint that violates the protocol is not trusted to say that it has not begun.
+                )
                 self.crashed(attempt, blame, kind="ProtocolError")
             elif blamed in (None, attempt.id) and not attempt.owner.ended:
                 attempt.partition.submit(self._failures.of_protocol(attempt, blame), attempt.answered)
@@ -498,30 +517,38 @@ class Invoker:
                 self.lost(attempt, why)
 
     def _refuse(
-        self, owner: Owner, ident: bytes, epoch: int, service: str, handler: str, deployment: str | None
+        self, owner: Owner, ident: InvocationId, epoch: int, service: str, handler: str, deployment: str | None
     ) -> None:
-        """There is nowhere to send it. One that is pinned waits for an operator, others for a deployment."""
+        """No deployment offers the handler. A pinned invocation waits for an operator, others for a deployment."""
         where = f"deployment {deployment}" if deployment is not None else "any registered deployment"
         text = f"{service}/{handler} is not offered by {where}"
         retry = Retry(initial_ms=1000, max_interval_ms=60_000, max_attempts=0)
         failure = [1, 503, text, "NoDeployment"]
-        command = FailAttempt(ident, epoch, failure, retry, self.rng.getrandbits(31), 0, pause=deployment is not None)
+        command = FailAttempt(
+            id=ident,
+            epoch=epoch,
+            failure=failure,
+            retry=retry,
+            jitter_ms=self.rng.getrandbits(31),
+            retry_after_ms=0,
+            pause=deployment is not None,
+        )
 
         def answered(answer: Result | ProposalError) -> None:
             if isinstance(answer, ProposalError) and not owner.ended:
-                owner.redispatch(ident, epoch)  # Nobody else would think of it again while we lead.
+                owner.redispatch(ident, epoch)  # While we lead, nothing else would start it.
 
         owner.partition.submit(command, answered)
 
     # -- time, leadership, life ----------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        """Attempts that are silent for too long are asked to suspend, and then given up."""
+        """Ask attempts that are silent for too long to suspend, and then abort them."""
         self._sweeper = self._loop.call_later(self.timing.sweep_s, self._sweep)
         now = self._loop.time()
         for attempt in list(self.attempts.values()):
             if attempt.backlog or attempt.unresolved or attempt.unsent or not attempt.begun:
-                continue  # It is not the handler that lets us wait.
+                continue  # The handler is not the cause of the silence.
             silent = now - attempt.last_frame_at
             options = attempt.target.options
             if silent * 1000 < options.inactivity_ms:
@@ -537,7 +564,7 @@ class Invoker:
                 self.fail(attempt, [1, 504, text, "Timeout"])
 
     def suspend(self, owner: Owner) -> None:
-        """Ask the attempts of one partition to hand themselves back."""
+        """Ask the attempts of one partition to suspend."""
         for attempt in [each for each in self.attempts.values() if each.owner is owner]:
             attempt.ask_back()
 
@@ -545,24 +572,24 @@ class Invoker:
         return any(attempt.owner is owner for attempt in self.attempts.values())
 
     def end(self, owner: Owner) -> None:
-        """This node no longer leads the partition: whoever does starts its attempts again."""
+        """This node no longer leads the partition: the new leader starts its attempts again."""
         for attempt in [each for each in self.attempts.values() if each.owner is owner]:
             self.drop(attempt, "the partition has another leader")
         for endpoint in self.endpoints.values():
             endpoint.forget(owner)
 
     def refuse_all(self) -> None:
-        """Start nothing any more."""
+        """Start no more attempts."""
         self.stopping = True
         self._sweeper.cancel()
 
     async def stop(self, grace_s: float) -> None:
-        """Ask every attempt to hand itself back, and let go of the endpoints when they have, or when time is up."""
+        """Ask every attempt to suspend, and close the endpoints when all have, or when time is up."""
         self.refuse_all()
         for attempt in list(self.attempts.values()):
             attempt.ask_back()
         deadline = self._loop.time() + grace_s
-        while self.attempts and self._loop.time() < deadline:  # noqa: ASYNC110 - bounded, and nobody tells us
+        while self.attempts and self._loop.time() < deadline:  # noqa: ASYNC110 - bounded, and there is no event
             await asyncio.sleep(0.01)
 
     async def close(self) -> None:
@@ -571,37 +598,3 @@ class Invoker:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(endpoint.close() for endpoint in self.endpoints.values()), *self._closing)
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
-
-
-async def _at_once() -> None: ...
-
-
-def no_redirects() -> aiohttp.TraceConfig:
-    """Work goes to the registered address and nowhere else: whoever can answer there must not send it on to a third party,
-    or to an address that only nodes can reach. `ws_connect` has no option for that."""
-
-    async def refuse(_: aiohttp.ClientSession, __: object, found: aiohttp.TraceRequestRedirectParams) -> None:
-        where = found.response.headers.get("Location", "")
-        raise aiohttp.ClientError(
-            f"{found.url} redirects to {where:.200}, and redirects are not followed: register the address itself"
-        )
-
-    tracing = aiohttp.TraceConfig()
-    tracing.on_request_redirect.append(refuse)
-    return tracing
-
-
-def _eager_state(txn: ReadTxn, oid: bytes) -> tuple[dict[str, bytes], bool]:
-    """What is sent along, and whether that is all. What would have to be fetched first is not: the code may not need it."""
-    found, complete = queries.eager_state(txn, oid, EAGER_STATE_BYTES)
-    here = {name: payload for name, payload in found.items() if isinstance(payload, bytes)}
-    return here, complete and len(here) == len(found)
-
-
-def _seed(ident: bytes) -> int:
-    seed = int.from_bytes(ident[8:16], "big") >> 1
-    assert seed <= INT_MAX
-    return seed

@@ -1,4 +1,4 @@
-"""Large values on their way to an attempt: looked up, fetched from the shared store, and read a few pieces at a time."""
+"""Large values for an attempt: looked up, fetched from the shared store, and read a few chunks at a time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from holdfast.statemachine import queries, refs
 from holdfast.statemachine.blobs import chunks_of
 from holdfast.statemachine.commands import Ref
 
-READ_CHUNKS: Final = 8  # of a large value, between two turns of the loop
+READ_CHUNKS: Final = 8  # of a large value, per turn of the event loop
 
 
 class LargeValues:
-    """What stands behind some references of a partition. Values in the shared store are fetched before they are needed, because
-    that may take long, and nobody else is to wait for it. All others are read at the moment they are sent."""
+    """The values behind some references of a partition.
+
+    Values in the shared store are fetched before they are needed, because that may take long and must not delay other
+    attempts. All others are read when they are sent."""
 
     __slots__ = ("_partition", "_refs", "fetched")
 
@@ -28,7 +30,7 @@ class LargeValues:
         self.fetched: dict[bytes, bytes] = {}
 
     def to_fetch(self) -> dict[bytes, str]:
-        """Those in the shared store, and their objects. What is gone is found when it is read."""
+        """The values in the shared store, and their objects. A missing value is noticed when it is read."""
         found: dict[bytes, str] = {}
         with self._partition.state.read() as txn:
             for ref in self._refs:
@@ -43,7 +45,7 @@ class LargeValues:
             self.fetched[blob] = await objects.get(self._partition.number, blob, name)
 
     async def read(self) -> dict[bytes, list[bytes]]:
-        """Their pieces, a few at a time: the loop has other things to do. Raises queries.Gone."""
+        """Their chunks, read a few per turn so that the event loop stays responsive. Raises queries.Gone."""
         pieces: dict[bytes, list[bytes]] = {}
         for ref in self._refs:
             if ref.data in pieces:

@@ -1,4 +1,4 @@
-"""What Prometheus is told of handlers."""
+"""Prometheus metrics of handlers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What both doors of a node have in common."""
+"""Shared by both HTTP listeners of a node."""

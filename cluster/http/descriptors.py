@@ -1,6 +1,8 @@
-"""File descriptors: each connection takes one, and a node without a free one can neither reach its peers nor open a file.
+"""File descriptors: each connection uses one, and a node without a free one can neither reach its peers nor open a
+file.
 
-So the doors for clients and operators have a bound each, and what they leave is for peers, handlers, stores and files.
+So the listeners for clients and operators have a limit each, and the remaining descriptors are for peers, handlers,
+stores and files.
 """
 
 from __future__ import annotations
@@ -12,23 +14,24 @@ from typing import Final
 
 logger = logging.getLogger(__name__)
 
-#: More would help nobody, and some systems call their limit infinite.
+#: More is useless, and some systems report an infinite limit.
 LIMIT_MAX: Final = 1 << 20
-#: For peers, handlers, object storage and files, beside what is open when the doors open: at least so many, and a quarter.
+#: Reserved for peers, handlers, object storage and files, in addition to those open at the start: at least this many,
+#: and a quarter.
 RESERVED_MIN: Final = 64
 ADMIN_MAX: Final = 256
 DOOR_MIN: Final = 8
 
 
 def raise_limit() -> int:
-    """Have as many descriptors as the system lets this process have. Returns how many that are."""
+    """Raise the number of descriptors to the system's limit for this process. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, LIMIT_MAX)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return limit()
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (OSError, ValueError) as error:  # A sandbox, or a kernel with a bound of its own.
+    except (OSError, ValueError) as error:  # A sandbox, or a kernel with a limit of its own.
         logger.warning("the limit of open files stays at %d: %s", soft, error)
     return limit()
 
@@ -46,14 +49,19 @@ def in_use() -> int:
 
 
 def for_admin() -> int:
-    """Connections that the admin API takes at a time."""
+    """The maximum number of connections to the admin API."""
     return max(DOOR_MIN, min(ADMIN_MAX, _free() // 8))
 
 
 def for_ingress() -> int:
-    """Connections that the ingress takes at a time, at most: `connections_max` may be lower."""
+    """The maximum number of connections to the ingress; `connections_max` may be lower."""
     free = _free()
     return max(DOOR_MIN, free - max(RESERVED_MIN, free // 4) - min(ADMIN_MAX, free // 8))
+
+
+def for_one_address(door: int, setting: int) -> int:
+    """The limit on connections of one client address, at a door with this limit on all connections."""
+    return max(DOOR_MIN, min(setting, door * 3 // 4))
 
 
 def _free() -> int:

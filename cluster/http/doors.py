@@ -1,12 +1,13 @@
-"""A door: where clients connect, and how it closes without hurting anybody who was let in.
+"""A door is a listener for clients, which closes without breaking any accepted connection.
 
-A client that was refused a connection asks elsewhere. One whose connection breaks does not know what became of its request. So
-a node that stops may refuse, and must not break: what the kernel has accepted in its name is let in and answered, every
-answer says that it is the last one on its connection, and a connection from which nothing comes is closed only after a
-while, and never with a request unread.
+A client whose connection is refused tries another node. A client whose connection breaks does not know the outcome of
+its request. So a stopping node may refuse connections but must not break them. It accepts and answers every connection
+that the kernel has accepted for it. Every answer announces that it is the last one on its connection. An idle
+connection is closed only after a while, and never with an unread request.
 
-The listening sockets are ours and not a server's of the loop, for two reasons. A server that is closed throws out whoever waits
-in the kernel's queue. And the sockets can be passed on: to the real doors, from whoever stood there before they opened.
+The listening sockets are ours, not those of a server of the loop, for two reasons. A server that closes drops the
+connections in the kernel's queue. And the sockets can be passed on, to the real doors from the ones that were open
+before.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import errno
 import logging
 import select
 import socket
+import ssl
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Final, cast
 
 from aiohttp import web
@@ -24,26 +27,34 @@ from aiohttp.web_protocol import RequestHandler
 
 from holdfast.cluster.config import Endpoint
 from holdfast.cluster.errors import error_body
+from holdfast.cluster.http.crowd import Crowd, Place
 from holdfast.cluster.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
 BACKLOG: Final = 1024
 ACCEPTS_PER_TURN: Final = 64
-FULL_S: Final = 0.5  # Before a process without a free descriptor tries to let somebody in again.
-IDLE_S: Final = 0.3  # How long a connection that was used before is kept for another request, once we leave,
-FRESH_S: Final = 1.0  # and one on which nothing was asked yet.
+FULL_S: Final = 0.5  # Before a process without a free descriptor tries to accept again.
+IDLE_S: Final = 0.3  # While leaving, how long a used connection is kept for another request,
+FRESH_S: Final = 1.0  # and one without any request yet.
 LOOK_S: Final = 0.01
-LOOKED_AT: Final = 16  # Connections, for one that could be closed, each time that there is no room for another.
-#: Errors of accept that say something about this process and not about the one connection.
+LOOKED_AT: Final = 16  # Connections checked for an idle one each time the limit is reached.
+#: Time limit for the client's first byte and the whole TLS handshake. Slower clients are dropped,
+HANDSHAKE_S: Final = 10.0
+HANDSHAKES_MAX: Final = 1024  # and the oldest of them sooner if there are more than this.
+#: How long we wait for the client's end of TLS after ours.
+SHUTDOWN_S: Final = 1.0
+CLIENT_HELLO: Final = b"\x16"  # The first byte of TLS, and never that of a request.
+#: Errors of accept that concern this process and not the connection.
 _FULL: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Door:
     """`protocol` makes one for each connection, all of them of `server`.
 
-    With `connections_max` of them, the oldest from which nothing comes makes room for the next one; if there is none, that one
-    is told to come back later. So clients that only connect keep nobody out, and take no descriptors from the rest of the node.
+    At `connections_max` connections, the oldest idle one is closed for a new one; if none is idle, the new one is
+    refused and asked to retry later. The same holds for the connections of one address, at `per_address_max`. So
+    clients that only connect do not lock others out, and take no descriptors from the rest of the node.
     """
 
     def __init__(
@@ -52,20 +63,27 @@ class Door:
         protocol: Callable[[], asyncio.BaseProtocol] | None = None,
         *,
         connections_max: int | None = None,
+        per_address_max: int | None = None,
         source: str = "node",
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
+        """`tls` is asked for the context of each new connection."""
         self._server = server
         self._protocol = protocol or server
         self._connections_max = connections_max
+        self._crowd = Crowd(per_address_max)
         self._source = source
-        self._oldest: list[RequestHandler] = []  # Those that are still to be looked at, the oldest last.
+        self._tls = tls
+        self._greeting: dict[socket.socket, float] = {}  # Connections before TLS, the oldest first, and their start.
+        self.handshakes_failed = 0
+        self._oldest: list[RequestHandler] = []  # Connections that are still to be checked, the oldest last.
         self.turned_away = 0
         self.closed_idle = 0
         self._sockets: list[socket.socket] = []
         self._entering = Tasks()
-        self._ushering: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
-        self.port = 0  # Also when the door is closed already.
+        self.port = 0  # Kept after the door is closed.
 
     @property
     def connections(self) -> int:
@@ -73,97 +91,182 @@ class Door:
 
     @property
     def leaving(self) -> bool:
-        """Whether answers should say that they are the last on their connection."""
-        return self._ushering is not None
+        """Whether answers should announce that they are the last on their connection."""
+        return self._closing is not None
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
     async def open(self, place: Endpoint, sockets: Sequence[socket.socket] = ()) -> None:
-        """Let clients in: at a place, or through sockets that listen already. Raises OSError."""
+        """Listen at an address, or through sockets that already listen. Raises OSError."""
         self._sockets = list(sockets) or await _listen(place)
         self.port = self._sockets[0].getsockname()[1]
         for each in self._sockets:
             self._loop.add_reader(each, self._accept, each)
 
     def _accept(self, door: socket.socket) -> bool:
-        """Let in who waits there. Whether there may be more of them."""
+        """Accept a waiting connection. Returns whether there may be more."""
         for _ in range(ACCEPTS_PER_TURN):
             try:
-                connected, _ = door.accept()
+                connected, address = door.accept()
             except (BlockingIOError, InterruptedError):
                 return False
             except ConnectionError:
-                continue  # It went away before we came.
+                continue  # It was closed before we accepted it.
             except OSError as error:
                 if error.errno not in _FULL:
                     raise
-                logger.error("no client can be let in: %s", error)
+                logger.error("cannot accept clients: %s", error)
                 self._loop.remove_reader(door)
                 self._loop.call_later(FULL_S, self._accept_again, door)
                 return False
-            if self._enter(connected):
-                return True  # One a turn: whoever made room for it gives its descriptor back only at the end of one.
+            if self._enter(connected, address):
+                # One per turn: the connection closed for it releases its descriptor only at the end of a turn.
+                return True
         return True
 
     def _accept_again(self, door: socket.socket) -> None:
         if door in self._sockets:
             self._loop.add_reader(door, self._accept, door)
 
-    def _enter(self, connected: socket.socket) -> bool:
+    def _enter(self, connected: socket.socket, address: Any) -> bool:
         """Whether there was no room for it."""
         connected.setblocking(False)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         protocol: Callable[[], asyncio.BaseProtocol] = self._protocol
         most = self._connections_max
         full = most is not None and self.connections + len(self._entering) >= most
-        if full and not self._make_room():
+        place = self._crowd.enter(address, connected)
+        replaces = place is None and self._crowd.make_room(address, self._close_if_idle)
+        if replaces:
+            place = self._crowd.enter(address, connected)
+        crowded = place is None
+        makes_room = len(self._greeting) >= (HANDSHAKES_MAX if most is None else min(HANDSHAKES_MAX, most // 2 + 1))
+        if makes_room and not crowded:
+            self._hang_up(next(iter(self._greeting)))
+        if crowded or (full and not makes_room and not self._make_room()):
             self.turned_away += 1
-            protocol = self._turn_away
-        entering = self._loop.create_task(self._connect(connected, protocol))
+            if self._tls is not None:  # Sending the reason would take a handshake.
+                connected.close()
+                return True
+            protocol = self._turn_away_one_of_many if crowded else self._turn_away
+        entering = self._loop.create_task(self._connect(connected, protocol, place))
         self._entering.keep(entering)
-        return full
+        return full or replaces
 
     def _make_room(self) -> bool:
-        """Close the oldest idle connection, if there is one. A few are looked at each time, because each client that comes
-        asks for it; of the younger half none, because their first request may be on its way."""
+        """Close the oldest idle connection, if there is one. Only a few are checked each time, because each new client
+        causes a check; of the younger half none, because their first request may be in transit."""
         for _ in range(LOOKED_AT):
             if not self._oldest:
                 self._oldest = list(self._server.connections)[: (self.connections + 1) // 2][::-1]
                 if not self._oldest:
                     return False
-            each = self._oldest.pop()
-            if each.transport is not None and not _is_busy(each) and not _has_something(each):
-                each.force_close()
-                self.closed_idle += 1
+            if self._close_if_idle(self._oldest.pop()):
                 return True
         return False
 
-    def _turn_away(self) -> asyncio.BaseProtocol:
-        return _Refused(self._source)
+    def _close_if_idle(self, each: RequestHandler) -> bool:
+        if each.transport is None or _is_busy(each) or _has_something(each):
+            return False
+        each.force_close()
+        self.closed_idle += 1
+        return True
 
-    async def _connect(self, connected: socket.socket, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
+    def _turn_away(self) -> asyncio.BaseProtocol:
+        return _Refused(self._source, "too many connections to this node")
+
+    def _turn_away_one_of_many(self) -> asyncio.BaseProtocol:
+        return _Refused(self._source, "too many connections from this address to this node")
+
+    async def _connect(
+        self, connected: socket.socket, protocol: Callable[[], asyncio.BaseProtocol], place: Place | None
+    ) -> None:
         try:
-            await self._loop.connect_accepted_socket(protocol, connected)
+            if self._tls is None:
+                serving: asyncio.BaseProtocol | None
+                _, serving = await self._loop.connect_accepted_socket(protocol, connected)
+            else:
+                serving = await self._connect_tls(connected, protocol, self._tls)
+            if place is not None and isinstance(serving, RequestHandler):
+                place.owner = serving
         except OSError as error:
-            logger.debug("a client was gone before it was let in: %s", error)
+            logger.debug("a client disconnected before it was accepted: %s", error)
             connected.close()
+
+    async def _connect_tls(
+        self,
+        connected: socket.socket,
+        protocol: Callable[[], asyncio.BaseProtocol],
+        tls: Callable[[], ssl.SSLContext],
+    ) -> asyncio.BaseProtocol | None:
+        """A client that only connects costs a descriptor: memory for TLS is allocated when it begins the handshake."""
+        self._greeting[connected] = self._loop.time()
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                await self._readable(connected)
+            first = connected.recv(1, socket.MSG_PEEK)
+            if first not in (b"", CLIENT_HELLO):
+                await self._say_tls(connected)
+            if first != CLIENT_HELLO:
+                connected.close()
+                return None
+            _, serving = await self._loop.connect_accepted_socket(
+                protocol,
+                connected,
+                ssl=tls(),
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=SHUTDOWN_S,
+            )
+            return serving
+        except OSError:  # Including a TimeoutError, or an error of TLS.
+            self.handshakes_failed += 1
+            raise
+        finally:
+            self._greeting.pop(connected, None)
+
+    def _hang_up(self, greeting: socket.socket) -> None:
+        """End a handshake, although the loop's own code waits for its next byte."""
+        self._greeting.pop(greeting, None)
+        with suppress(OSError):
+            greeting.shutdown(socket.SHUT_RDWR)
+
+    async def _readable(self, connected: socket.socket) -> None:
+        ready = self._loop.create_future()
+        self._loop.add_reader(connected, _wake, ready)
+        try:
+            await ready
+        finally:
+            self._loop.remove_reader(connected)
+
+    async def _say_tls(self, connected: socket.socket) -> None:
+        """The answer to a client that sends HTTP to an HTTPS port, in plain HTTP."""
+        connected.recv(65536)
+        text = "this address speaks HTTPS"
+        body = error_body(400, text, source=self._source, hint="use https:// in the URL")
+        connected.send(_plain_answer(b"400 Bad Request", body))
+        connected.shutdown(socket.SHUT_WR)
+        async with asyncio.timeout(SHUTDOWN_S):  # Closing with unread bytes would discard the answer.
+            while True:
+                await self._readable(connected)
+                if not connected.recv(65536):
+                    return
 
     # -- closing -----------------------------------------------------------------------------------------------------
 
     def pass_on(self) -> list[socket.socket]:
-        """Listen no more, and let another door do so. Who waits in the kernel's queue is let in by that one."""
+        """Stop listening, and pass the sockets to another door, which accepts the connections in the kernel's queue."""
         sockets, self._sockets = self._sockets, []
         for each in sockets:
             self._loop.remove_reader(each)
         return sockets
 
     def leave(self) -> None:
-        """From now on connections are closed: after their next answer, or when nothing comes from them for a while."""
-        if self._ushering is None:
-            self._ushering = self._loop.create_task(self._usher_out())
+        """From now on connections are closed: after their next answer, or after being idle for a while."""
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close_idle())
 
     async def finish(self, seconds: float) -> None:
-        """Let nobody in who has not connected yet. Returns when all connections are closed, or time is up."""
+        """Accept no more connections. Returns when all connections are closed, or when the time is up."""
         self.leave()
         for door in self.pass_on():
             while self._accept(door):
@@ -174,19 +277,25 @@ class Door:
             await asyncio.sleep(LOOK_S)
 
     async def close(self, shutdown: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
-        """Break what is left. `shutdown` does it for the server."""
+        """Break the remaining connections. `shutdown` does it for the server."""
         for door in self.pass_on():
             door.close()
-        if self._ushering is not None:
-            self._ushering.cancel()
-            await asyncio.gather(self._ushering, return_exceptions=True)
+        for greeting in list(self._greeting):
+            self._hang_up(greeting)
+        if self._entering:
+            await asyncio.wait([*self._entering], timeout=SHUTDOWN_S)
+        if self._closing is not None:
+            self._closing.cancel()
+            await asyncio.gather(self._closing, return_exceptions=True)
         await (shutdown() if shutdown is not None else self._server.shutdown(timeout=0.1))
 
-    async def _usher_out(self) -> None:
-        """Close connections from which nothing comes, one by one."""
-        since: dict[RequestHandler, tuple[int, float]] = {}  # How many requests it had made when we first saw it idle.
+    async def _close_idle(self) -> None:
+        """Close idle connections, one by one."""
+        since: dict[RequestHandler, tuple[int, float]] = {}  # The number of its requests when we first saw it idle.
         while True:
             now = self._loop.time()
+            for greeting in [each for each, since_s in self._greeting.items() if now - since_s >= FRESH_S]:
+                self._hang_up(greeting)
             idle = [each for each in self._server.connections if not _is_busy(each)]
             before, since = since, {}
             for each in idle:
@@ -199,19 +308,30 @@ class Door:
 
 
 class _Refused(asyncio.Protocol):
-    """A connection beyond the bound: told so, and closed."""
+    """A connection beyond the limit: it gets the reason, and is closed."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, why: str) -> None:
         self._source = source
+        self._why = why
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name.
-        body = error_body(503, "too many connections to this node", source=self._source, hint=None)
-        transport.write(
-            b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
-            b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-        )
+        transport = cast(asyncio.Transport, transport)  # uvloop's transport has the same interface.
+        body = error_body(503, self._why, source=self._source, hint=None)
+        transport.write(_plain_answer(b"503 Service Unavailable\r\nRetry-After: 1", body))
         transport.close()
+
+
+def _plain_answer(status: bytes, body: bytes) -> bytes:
+    return b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (
+        status,
+        len(body),
+        body,
+    )
+
+
+def _wake(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
 
 
 def _is_busy(connection: RequestHandler) -> bool:
@@ -219,7 +339,7 @@ def _is_busy(connection: RequestHandler) -> bool:
 
 
 def _has_something(connection: RequestHandler) -> bool:
-    """Whether something of the client waits to be read: closing now would be answered by a reset."""
+    """Whether unread bytes of the client wait: closing now would cause a reset."""
     transport = connection.transport
     sock = transport.get_extra_info("socket") if transport is not None else None
     if sock is None or sock.fileno() < 0:

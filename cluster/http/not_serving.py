@@ -1,6 +1,6 @@
-"""Stands at the doors of a node that cannot serve yet, and says why: to clients, to operators, to whoever probes its health.
+"""Listens in place of a node that cannot serve yet, and reports the reason to clients, operators and health probes.
 
-A node that waits for its founders, or for being added, may wait for long. Until it can serve, every request is answered 503
+A node that waits for its founders, or to be added, may wait for long. Until it can serve, every request is answered 503
 with the reason; then the real doors open in the same places.
 """
 
@@ -10,30 +10,36 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from aiohttp import web
 
+from holdfast.cluster.certificates import Certificates
 from holdfast.cluster.config import Config
-from holdfast.cluster.errors import error_body
+from holdfast.cluster.errors import Circumstance, error_body
 from holdfast.cluster.http import descriptors
+from holdfast.cluster.http.browsers import ADMIN, INGRESS, Browsers
 from holdfast.cluster.http.doors import Door
 
 ANSWER_S: Final = 1.0
 
 
-class Doorman:
-    def __init__(self, config: Config, why: Callable[[], str]) -> None:
+class NotServing:
+    def __init__(self, config: Config, certificates: Certificates, why: Callable[[], str]) -> None:
         self._config = config
+        self._certificates = certificates
         self._why = why
         self._doors: dict[str, Door] = {}
-        self._server: web.Server | None = None
 
     async def start(self) -> None:
-        self._server = web.Server(self._answer, access_log=None)
-        for name, place in (("admin", self._config.admin), ("ingress", self._config.ingress)):
-            door = Door(self._server, connections_max=descriptors.for_admin())
-            with suppress(OSError):  # Whoever opens the door in earnest finds out, and says it.
+        most = descriptors.for_admin()
+        share = descriptors.for_one_address(most, self._config.connections_per_address_max)
+        for name, place in ((ADMIN, self._config.admin), (INGRESS, self._config.ingress)):
+            server = web.Server(partial(self._answer, Browsers(self._config, name)), access_log=None)
+            tls = self._certificates.door(name)
+            door = Door(server, connections_max=most, per_address_max=share, tls=tls)
+            with suppress(OSError):  # The real door will report the error.
                 await door.open(place)
                 self._doors[name] = door
 
@@ -42,7 +48,7 @@ class Doorman:
         return [door.port for door in self._doors.values()]
 
     def relieve(self, name: str) -> list[socket.socket]:
-        """The sockets that listen at a door, for whoever takes it over: nobody finds it closed in between."""
+        """The listening sockets of a door, for the real door: the address is never closed in between."""
         door = self._doors.get(name)
         if door is None:
             return []
@@ -51,14 +57,21 @@ class Doorman:
         return sockets
 
     async def stop(self) -> None:
-        """Whoever was let in here gets an answer."""
+        """Every accepted connection gets an answer."""
         doors, self._doors = self._doors, {}
         await asyncio.gather(*(door.finish(ANSWER_S) for door in doors.values()))
         for door in doors.values():
             await door.close()
 
-    async def _answer(self, request: web.BaseRequest) -> web.Response:
-        body = error_body(503, self._why(), source="node", hint="try another node, or again in a while")
-        response = web.Response(status=503, body=body, content_type="application/json", headers={"Retry-After": "1"})
+    async def _answer(self, browsers: Browsers, request: web.BaseRequest) -> web.Response:
+        headers = {**browsers.headers, "Retry-After": "1"}
+        status, why, hint = 503, "", "try another node, or retry later"
+        try:
+            browsers.check(request.method, request.raw_path, request.headers)
+            why = self._why()
+        except Circumstance as error:
+            status, why, hint = error.status, error.message, error.hint or ""
+        body = error_body(status, why, source="node", hint=hint or None)
+        response = web.Response(status=status, body=body, content_type="application/json", headers=headers)
         response.force_close()
         return response

@@ -11,19 +11,22 @@ from prometheus_client.core import (
     Metric,
 )
 
+from holdfast.cluster.http.server import HttpServer
 from holdfast.cluster.ingress.ingress import Ingress
-from holdfast.cluster.ingress.server import IngressServer
 
 
-def of_ingress(ingress: Ingress, server: IngressServer) -> Iterator[Metric]:
-    yield GaugeMetricFamily("holdfast_ingress_requests", "Requests in progress.", ingress.active)
+def of_ingress(ingress: Ingress, server: HttpServer) -> Iterator[Metric]:
+    exchange = server.exchange
+    yield GaugeMetricFamily("holdfast_ingress_requests", "Requests in progress.", exchange.active)
     yield GaugeMetricFamily("holdfast_ingress_waiting", "Requests that wait for an outcome.", ingress.waiting)
-    yield GaugeMetricFamily("holdfast_ingress_body_bytes", "Bytes of request bodies in progress.", ingress.active_bytes)
+    yield GaugeMetricFamily(
+        "holdfast_ingress_body_bytes", "Bytes of request bodies in progress.", exchange.active_bytes
+    )
     yield GaugeMetricFamily("holdfast_ingress_connections", "Open client connections.", server.connections)
     yield CounterMetricFamily("holdfast_ingress_accepted", "Requests accepted.", ingress.accepted)
     yield CounterMetricFamily(
-        "holdfast_ingress_refused", "Requests refused because a limit was reached.", ingress.refused
+        "holdfast_ingress_refused", "Requests refused because a limit was reached.", exchange.refused
     )
-    took = HistogramMetricFamily("holdfast_ingress_seconds", "Time from a request to its response.")
-    took.add_metric([], ingress.took.cumulative(), ingress.took.sum)
-    yield took
+    latency = HistogramMetricFamily("holdfast_ingress_seconds", "Time from a request to its response.")
+    latency.add_metric([], exchange.latency.cumulative(), exchange.latency.sum)
+    yield latency

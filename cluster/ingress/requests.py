@@ -1,23 +1,18 @@
-"""What the path, the parameters and the headers of a client's request mean, and what an error answers."""
+"""What the parameters and the headers of a client's request mean."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Mapping
-from typing import Final, NamedTuple, Protocol
-from urllib.parse import parse_qsl, unquote, urlsplit
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from holdfast.cluster.config import BODY_BYTES_MAX
 from holdfast.cluster.durations import parse_duration_ms
 from holdfast.cluster.errors import (
     BadRequest,
-    Circumstance,
-    NotFound,
-    Paused,
     TooLarge,
     WrongMethod,
-    error_body,
 )
 from holdfast.sdk.ids import (
     BadId,
@@ -27,10 +22,9 @@ from holdfast.sdk.ids import (
 
 HEADERS_MAX: Final = 64
 HEADER_BYTES_MAX: Final = 16 * 1024
-JSON: Final = "application/json"
 HASHED_AT_ONCE_BYTES: Final = 256 * 1024  # A larger body is hashed in a thread.
-#: Headers that say something about this connection or this client, not about the work; and credentials, which have no
-#: place in a journal. Everything else reaches the handler.
+#: Headers about the connection or the client rather than the work, and credentials for this node, which must not be journaled.
+#: All others reach the handler, unless the setting `redact_headers` names them.
 _NOT_PASSED_ON: Final = frozenset(
     {
         "accept", "accept-charset", "accept-encoding", "accept-language", "authorization", "cache-control",
@@ -40,48 +34,6 @@ _NOT_PASSED_ON: Final = frozenset(
         "upgrade", "upgrade-insecure-requests", "user-agent", "via",
     }
 )  # fmt: skip
-
-
-class Answer(NamedTuple):
-    status: int
-    body: bytes
-    content_type: str = JSON
-    id: str | None = None  # for x-holdfast-id
-    headers: Mapping[str, str] | None = None
-    held: int = 0  # of the bound of bytes, until it is sent: whoever sends it calls `Ingress.sent`
-
-
-class Body(Protocol):
-    """The body of a request, not read yet."""
-
-    length: int | None  # as announced
-
-    def chunks(self) -> AsyncIterator[bytes]: ...
-
-
-def split_target(target: str) -> tuple[list[str], dict[str, str]]:
-    """(decoded segments, parameters) of a request's target."""
-    if target[:1] != "/":  # A proxy may send the whole URL.
-        try:
-            parts = urlsplit(target)
-        except ValueError:
-            raise BadRequest("the target of the request is not a path") from None
-        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    path, _, query = target.partition("?")
-    try:
-        path.encode()
-        segments = path[1:].split("/")
-        if "%" in path:
-            segments = [unquote(segment, errors="strict") for segment in segments]
-        parameters = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=16)) if query else {}
-    except (UnicodeError, ValueError):
-        raise BadRequest("the path or query is not UTF-8, or too long", "percent-encode keys as UTF-8") from None
-    if not segments[0]:
-        raise NotFound(
-            "there is nothing here: this is the ingress",
-            "POST /{service}/{handler} calls a handler; the admin API has a page about it all at its /",
-        )
-    return segments, parameters
 
 
 def read_delay_ms(parameters: dict[str, str], *, send: bool) -> int:
@@ -101,8 +53,8 @@ def read_delay_ms(parameters: dict[str, str], *, send: bool) -> int:
 
 
 async def hash_request(body: bytes) -> bytes:
-    """What a second request with the same Idempotency-Key is compared by. The id stands for service, key and handler; headers
-    do not count, because proxies and tracing change them from one try to the next."""
+    """The digest by which a second request with the same Idempotency-Key is compared. The id covers service, key and handler.
+    Headers do not count: proxies and tracing change them from one try to the next."""
     if len(body) > HASHED_AT_ONCE_BYTES:
         return await asyncio.to_thread(_hash, body)
     return _hash(body)
@@ -112,12 +64,20 @@ def _hash(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=16, person=b"holdfast request").digest()
 
 
-def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+class Hidden:
+    """The headers that do not reach a handler."""
+
+    def __init__(self, redacted: Sequence[str]) -> None:
+        self.names = _NOT_PASSED_ON | {name for name in redacted if name[-1] != "*"}
+        self.beginnings = ("sec-", "x-forwarded-", *(name[:-1] for name in redacted if name[-1] == "*"))
+
+
+def passed_on(headers: Mapping[str, str], hidden: Hidden) -> dict[str, str]:
     passed: dict[str, str] = {}
     size = 0
     for name, value in headers.items():
         name = name.lower()
-        if name in _NOT_PASSED_ON or name.startswith(("sec-", "x-forwarded-")):
+        if name in hidden.names or name.startswith(hidden.beginnings):
             continue
         if name in passed:
             value = f"{passed[name]}, {value}"
@@ -128,21 +88,9 @@ def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
             f"the headers for the handler are too large: at most {HEADERS_MAX} of together {HEADER_BYTES_MAX} bytes"
         )
     if not all(value.isascii() for value in passed.values()):
-        # Latin-1 or broken UTF-8 came in as surrogates, which nobody can write to a journal.
+        # Latin-1 or broken UTF-8 arrived as surrogates, which cannot be journaled.
         passed = {name: value.encode(errors="replace").decode() for name, value in passed.items()}
     return passed
-
-
-def refusal(error: Circumstance, id_: str | None = None) -> Answer:
-    headers: dict[str, str] | None = None
-    if error.retry_after_s is not None:
-        headers = {"Retry-After": str(error.retry_after_s)}
-    elif isinstance(error, WrongMethod):
-        headers = {"Allow": error.allowed}
-    elif isinstance(error, Paused):
-        headers = {"x-holdfast-status": "paused"}
-    body = error_body(error.status, error.message, source="ingress", hint=error.hint)
-    return Answer(error.status, body, JSON, id_, headers)
 
 
 def too_large(most: int) -> TooLarge:

@@ -1,8 +1,8 @@
-"""What leading a partition means on this node: carry out effects, wake timers, empty outboxes, dispatch what was lost.
+"""The leader's duties for one partition: carry out effects, fire timers, empty outboxes, redispatch lost attempts.
 
-One `Leadership` per term. It begins with an announcement in the log. What the state asks for at that moment is derived from
-it, in slices; what is applied behind it comes as effects. When another leader is heard of, or we step down, the object is
-thrown away with everything in it: none of it is worth keeping, because all of it can be derived again.
+There is one `Leadership` per term. It begins with an announcement in the log. The work pending at that point is derived
+from the state, in slices (`queries.pending_effects`); entries applied later produce effects. When another leader appears,
+or this node steps down, the object is discarded with everything in it, because all of it can be derived again.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from holdfast.cluster.values.janitor import Janitor
 from holdfast.cluster.values.shared_store import Objects, StoreDown, ValueLost
 from holdfast.cluster.values.staging import Chunk, pieces_of
 from holdfast.log.errors import ProposalError
+from holdfast.sdk.ids import NO_INVOCATION, InvocationId
 from holdfast.statemachine import queries, refs
-from holdfast.statemachine.blobs import MISSING
 from holdfast.statemachine.commands import (
+    CALL_DEPTH_MAX,
     Announce,
     Deliver,
     FireTimers,
@@ -34,9 +35,11 @@ from holdfast.statemachine.effects import (
     AbortAttempt,
     Acknowledge,
     ArmTimer,
+    Code,
     DeleteObjects,
     Effect,
     FlushOutbox,
+    RecoverAttempt,
     Reply,
     Result,
     SendCancelled,
@@ -55,16 +58,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REDISPATCHES_MAX: Final = 512  # Under way at a time.
-SLICE: Final = 512  # Invocations that are looked at between two turns of the loop.
+REDISPATCHES_MAX: Final = 512  # In flight at a time.
+SLICE: Final = 512  # Invocations examined per turn of the event loop.
 TIMERS_PER_COMMAND: Final = 256
 DELIVERY_MESSAGES: Final = 512
 DELIVERY_BYTES: Final = 512 * 1024
-#: Of large values that are staged for one delivery: they must not be gone again before it comes.
+#: Size of the large values staged for one delivery. They must not expire before the delivery arrives.
 DELIVERY_BLOB_BYTES: Final = 64 * 1024 * 1024
 RETRY_S: Final = 0.05
 RETRY_S_MAX: Final = 2.0
-TIMER_S_MAX: Final = 3600.0  # A further one is looked at again: clocks drift.
+TIMER_S_MAX: Final = 3600.0  # A timer further away is checked again, because clocks drift.
 
 
 class Leadership:
@@ -85,29 +88,31 @@ class Leadership:
         self.term = term
         self.ended = False
         self.announced = False
-        self.held = False  # Nothing is started: the partition is about to be handed over.
-        self._last_words: int | None = None  # What the attempts asked for was then all entered.
+        self.held = False  # No attempt is started, because the partition is about to be handed over.
+        self._last_words: int | None = None  # Commands entered once the last attempt had ended.
         self._node = node
         self._limits = limits
         self._level = level  # The cluster's: see `statemachine.levels`.
         self._invoker = invoker
         self._router = router
         self._loop = asyncio.get_running_loop()
-        self._lost: dict[bytes, int] = {}  # Attempts to dispatch again: id -> epoch,
-        self._redispatching = 0  # and how many of them are under way.
+        self._lost: dict[InvocationId, int] = {}  # Attempts to dispatch again: id -> epoch,
+        self._redispatching = 0  # and how many of them are in flight.
         self._redispatch_timer: asyncio.TimerHandle | None = None
         self._scanning = False
-        self._scans: dict[str | None, bytes] = {}  # To be done: of which deployment (None: all), from which id on.
-        self._places: dict[str, int] = {}  # What endpoints can still be offered by the scan under way.
+        self._scans: dict[str | None, InvocationId] = {}  # Pending scans: deployment (None: all) -> first id.
+        self._scanned: set[str] | None = None  # The deployments that the current scan looks for; None: all.
+        self._places: dict[str, int] = {}  # Free places at endpoints for the current scan.
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._firing = False
         self._outboxes: dict[int, Outbox] = {}
         self._objects = objects
         self._janitor = Janitor(partition, objects)
-        # One lookup per effect; those that are most frequent pass on what they are given.
+        # One lookup per effect. The most frequent effects go to the invoker directly.
         self._carry: dict[type[Any], Callable[[Any], None]] = {
             StartAttempt: self._start,
+            RecoverAttempt: self._recover,
             Acknowledge: invoker.acknowledge,
             SendCompletion: invoker.complete,
             SendRetry: invoker.retry,
@@ -122,7 +127,7 @@ class Leadership:
     # -- life --------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Nothing of ours counts before this is applied; then everything before it is."""
+        """Announce this leadership. It takes effect when the announcement, and so everything before it, is applied."""
         if not self.ended:
             self.partition.submit(Announce(self.term, self._node), self._on_announced)
             self._raise_level()
@@ -136,28 +141,32 @@ class Leadership:
         self.announced = True
         logger.info("partition %d: %s leads in term %d", self.partition.number, self._node, self.term)
         with self.partition.state.read() as txn:
-            standing: list[Effect] = [*queries.standing_effects(txn)]
             meta = queries.meta(txn)
         self.partition.keep_up_with(meta.now_ms)
-        if self._limits is not None and self._limits != limits_of(meta):
-            self._set_limits()
+        self._set_limits()
         self._janitor.start()
-        self.carry_out(standing)
-        # After the effects that were applied together with the announcement: they start what the scan would find lost.
+        # Scan after the effects applied with the announcement: they start attempts that the scan would consider lost.
         self._loop.call_soon(self.scan)
 
     def _set_limits(self) -> None:
-        """The state has others than we were told to keep."""
+        """Propose the configured limits, if they differ from those in the state."""
 
         def answered(answer: Result | ProposalError) -> None:
             if isinstance(answer, ProposalError) and not self.ended:
                 self._loop.call_later(RETRY_S, self._set_limits)
 
-        if self._limits is not None and not self.ended:
-            self.partition.submit(self._limits, answered)
+        if self._limits is None or self.ended:
+            return
+        limits = self._limits
+        if self.partition.level < 2:
+            limits = limits._replace(call_depth_max=CALL_DEPTH_MAX)  # Older nodes do not know this limit.
+        with self.partition.state.read() as txn:
+            known = limits_of(queries.meta(txn))
+        if limits != known:
+            self.partition.submit(limits, answered)
 
     def raise_level(self, level: int) -> None:
-        """The cluster's level, which the partition's follows."""
+        """Raise the partition's level to the cluster's."""
         if level > self._level:
             self._level = level
             if self.announced:
@@ -165,8 +174,11 @@ class Leadership:
 
     def _raise_level(self) -> None:
         def answered(answer: Result | ProposalError) -> None:
-            if isinstance(answer, ProposalError) and not self.ended:
-                self._loop.call_later(RETRY_S, self._raise_level)
+            if isinstance(answer, ProposalError):
+                if not self.ended:
+                    self._loop.call_later(RETRY_S, self._raise_level)
+            elif self.announced:
+                self._set_limits()  # Those that the level before did not know.
 
         if self.partition.level < self._level and not self.ended:
             self.partition.submit(RaiseLevel(self._level), answered)
@@ -185,7 +197,7 @@ class Leadership:
         self._invoker.end(self)
 
     def hold(self) -> None:
-        """Start nothing more, and let what runs hand itself back: another node is about to lead."""
+        """Start no more attempts and suspend the running ones, because another node is about to lead."""
         self.held = True
         self._last_words = None
         self._invoker.suspend(self)
@@ -196,12 +208,13 @@ class Leadership:
         if self._invoker.runs(self):
             return False
         if self._last_words is None:
-            # The last steps of attempts may not even be proposed. A log that hands over refuses them: they would run again.
+            # The last steps of attempts may not be proposed yet. A log that hands over refuses them, so they would run
+            # again.
             self._last_words = self.partition.entered
         return self.partition.landed(self._last_words)
 
     def release(self) -> None:
-        """We go on leading. What was not started meanwhile is found in the state."""
+        """Continue to lead. Attempts that were not started during the hold are found in the state."""
         self.held = False
         if not self.ended:
             self._redispatch_more()
@@ -212,9 +225,9 @@ class Leadership:
         for effect in effects:
             try:
                 carry[type(effect)](effect)
-            except Exception:  # State is the truth: one effect that goes wrong must not take the others along.
-                logger.exception("partition %d: an effect could not be carried out: %r", self.partition.number, effect)
-                if type(effect) is StartAttempt:  # Nothing else reminds us of it while we lead.
+            except Exception:  # The state is the truth: a failing effect must not stop the others.
+                logger.exception("partition %d: carrying out an effect failed: %r", self.partition.number, effect)
+                if isinstance(effect, StartAttempt | RecoverAttempt):  # While we lead, nothing else would start it.
                     self._loop.call_later(RETRY_S_MAX, self.redispatch, effect.id, effect.epoch)
 
     # -- attempts ----------------------------------------------------------------------------------------------------
@@ -223,8 +236,8 @@ class Leadership:
         if not self.held:
             self._invoker.start(self, effect)
 
-    def redispatch(self, invocation: bytes, epoch: int) -> None:
-        """This attempt is lost. A bounded number at a time; none is forgotten while we lead."""
+    def redispatch(self, invocation: InvocationId, epoch: int) -> None:
+        """Redispatch a lost attempt. A bounded number is in flight; the others wait."""
         if not self.ended:
             self._lost[invocation] = epoch
             self._redispatch_more()
@@ -253,11 +266,11 @@ class Leadership:
         self._redispatch_timer = None
         self._redispatch_more()
 
-    def scan(self, first: bytes = b"", only: str | None = None) -> None:
-        """Find what should run and is not known to the invoker: from an id on, at one deployment or at any.
+    def scan(self, first: InvocationId = NO_INVOCATION, only: str | None = None) -> None:
+        """Derive pending work from the state again: all of it, or the attempts from an id on, at one deployment.
 
-        What is meant for an endpoint whose queue is full is passed over, and does not hold up the others. The endpoint keeps
-        the smallest of those ids, and asks for a scan from there when it has room.
+        An attempt for an endpoint whose queue is full is skipped and does not delay the others. The endpoint remembers
+        the smallest skipped id, and requests a scan from there when it has room.
         """
         self._scans[only] = min(first, self._scans.get(only, first))
         if not self._scanning and not self.ended:
@@ -266,35 +279,38 @@ class Leadership:
     def _begin_scan(self) -> None:
         scans, self._scans, self._places = self._scans, {}, {}
         self._scanning = True
-        self._scan_slice(_just_before(min(scans.values())), None if None in scans else {only for only in scans if only})
+        self._scanned = None if None in scans else {only for only in scans if only}
+        self._scan_slice(_just_before(min(scans.values())))
 
-    def _scan_slice(self, after: bytes, only: set[str] | None) -> None:
-        self.partition.react()  # What was just applied may be about to begin here, and is not lost.
+    def _scan_slice(self, after: bytes) -> None:
+        self.partition.react()  # An attempt that was just applied may be about to start; it is not lost.
         if self.ended:
             return
         if len(self._lost) > SLICE:
-            self._loop.call_later(0.01, self._scan_slice, after, only)  # First things first.
+            self._loop.call_later(0.01, self._scan_slice, after)  # Redispatch those found so far first.
             return
         with self.partition.state.read() as txn:
-            found, following = queries.running(txn, after, SLICE)
-        for record in found:
-            target = self._invoker.find(record.service, record.handler, record.deployment)
-            if only is not None and (target is None or target.deployment not in only):
-                continue
-            if self._invoker.knows(record.id, record.epoch):
-                continue
-            if target is None or self._has_place(target.deployment, record.id):
-                self.redispatch(record.id, record.epoch)
-        in_vain = only is not None and all(self._places.get(each, 1) <= 0 for each in only)
+            effects, following = queries.pending_effects(txn, after, SLICE)
+        self.carry_out(effects)
+        in_vain = self._scanned is not None and all(self._places.get(each, 1) <= 0 for each in self._scanned)
         if following is not None and not in_vain:
-            self._loop.call_soon(self._scan_slice, following, only)
+            self._loop.call_soon(self._scan_slice, following)
             return
         self._scanning = False
         if self._scans:
             self._begin_scan()
 
-    def _has_place(self, deployment: str, invocation: bytes) -> bool:
-        """Whether its endpoint can take one more. What was offered to it may not have come through the log yet."""
+    def _recover(self, effect: RecoverAttempt) -> None:
+        target = self._invoker.find(effect.service, effect.handler, effect.deployment)
+        if self._scanned is not None and (target is None or target.deployment not in self._scanned):
+            return
+        if self._invoker.knows(effect.id, effect.epoch):
+            return
+        if target is None or self._has_place(target.deployment, effect.id):
+            self.redispatch(effect.id, effect.epoch)
+
+    def _has_place(self, deployment: str, invocation: InvocationId) -> bool:
+        """Whether the endpoint can take one more. Earlier offers may still be on their way through the log."""
         endpoint = self._invoker.endpoint(deployment)
         places = self._places.get(deployment)
         if places is None:
@@ -307,7 +323,7 @@ class Leadership:
     # -- timers --------------------------------------------------------------------------------------------------------
 
     def _arm(self, due_ms: int) -> None:
-        """One alarm for the earliest. Which timers are due is decided at apply, by the time of the batch."""
+        """Set one alarm for the earliest timer. Apply decides which timers are due, by the time of the batch."""
         if self._timer is not None:
             if self._timer_ms <= due_ms:
                 return
@@ -321,7 +337,7 @@ class Leadership:
         if self.ended or self._firing:
             return
         if self.partition.now_ms() < self._timer_ms:
-            self._arm(self._timer_ms)  # The loop's clock and ours are not the same.
+            self._arm(self._timer_ms)  # The event loop's clock differs from ours.
             return
         self._firing = True
         self.partition.submit(FireTimers(TIMERS_PER_COMMAND), self._fired)
@@ -347,28 +363,29 @@ class Leadership:
 
     @property
     def undelivered(self) -> int:
-        """Outboxes whose target does not take what we send."""
+        """Number of outboxes whose target does not accept messages."""
         return sum(outbox.failures > 0 for outbox in self._outboxes.values())
 
 
 class Outbox:
-    """Messages to one other partition: one batch under way at a time, again and again until it is taken.
+    """Messages to one other partition: one batch in flight at a time, repeated until it is accepted.
 
-    Exactly once: the receiver counts, takes each number once and refuses gaps. Only what it took is trimmed here.
+    Delivery is exactly once: the receiver accepts each number once and refuses gaps. Only accepted messages are
+    trimmed.
     """
 
     def __init__(self, partition: Partition, router: Router, objects: Objects, target: int) -> None:
-        self.failures = 0  # In a row.
+        self.failures = 0  # Consecutive.
         self._partition = partition
         self._router = router
         self._objects = objects
         self._target = target
-        self._taken = 0  # The receiver has everything up to this one, as far as we know.
+        self._taken = 0  # Newest message that the receiver is known to have.
         self._more = False
         self._task: asyncio.Task[None] | None = None
 
     def flush(self) -> None:
-        """There is something new."""
+        """Deliver new messages."""
         self._more = True
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
@@ -389,13 +406,13 @@ class Outbox:
     async def _deliver_or_pause(self) -> bool:
         try:
             return await self._deliver()
-        except Exception as error:  # Whatever it is, what is in the outbox must not wait for the next message.
+        except Exception as error:  # After any error, the outbox must not wait for the next message.
             logger.exception("partition %d: delivering to %d failed", self._partition.number, self._target)
             await self._pause(str(error))
             return True
 
     async def _deliver(self) -> bool:
-        """The next batch. False when there is nothing left."""
+        """Deliver the next batch. False when there is nothing left."""
         await self._partition.messages.over()
         with self._partition.state.read() as txn:
             first, messages = queries.outbox(txn, self._target, self._taken, DELIVERY_MESSAGES)
@@ -415,17 +432,19 @@ class Outbox:
             await self._pause(str(error))
             return True
         except ValueLost as error:
-            # Messages are taken in order, so those behind it wait too. It goes on when the object is back.
-            self._objects.report(error, f"partition {self._partition.number}: messages to {self._target} wait")
+            # Messages are accepted in order, so the later ones wait too, until the object is restored.
+            self._objects.report(
+                error, f"partition {self._partition.number}: messages to partition {self._target} are waiting"
+            )
             await self._pause(str(error))
             return True
-        if result.code == 409:
-            # The receiver misses some that we believed to be taken: begin again with all we have.
+        if result.code == Code.CONFLICT:
+            # The receiver lacks messages that we assumed it had: start again with all we have.
             self._taken = 0
             await self._pause(result.message)
             return True
-        if result.code == MISSING:
-            await self._pause(result.message)  # And stage it again.
+        if result.code == Code.VALUE_MISSING:
+            await self._pause(result.message)  # Then stage it again.
             return True
         self.failures = 0
         self._taken = last
@@ -434,7 +453,7 @@ class Outbox:
         return True
 
     async def _source(self, ref: Ref) -> Chunk:
-        """The message keeps it here until it is taken there."""
+        """The message keeps the value here until the receiver has it."""
         with self._partition.state.read() as txn:
             name = queries.place(txn, ref.data)
         if not name:
@@ -447,24 +466,26 @@ class Outbox:
 
     async def _pause(self, why: str) -> None:
         level = logging.WARNING if self.failures == 5 else logging.DEBUG
-        logger.log(level, "partition %d: %d takes no messages: %s", self._partition.number, self._target, why)
+        logger.log(
+            level, "partition %d: partition %d accepts no messages: %s", self._partition.number, self._target, why
+        )
         await asyncio.sleep(min(RETRY_S * 2 ** min(self.failures, 10), RETRY_S_MAX))
         self.failures += 1
 
 
 def limits_of(kept: Meta | Config) -> SetLimits:
-    """Those that a partition keeps, or those that a node is told to have kept."""
+    """The limits in a partition's state, or those in a node's configuration."""
     return SetLimits(*(getattr(kept, name) for name in SetLimits._fields))
 
 
-def _just_before(invocation: bytes) -> bytes:
-    """Of ids in order, what comes right before this one; nothing before the first."""
+def _just_before(invocation: InvocationId) -> bytes:
+    """The position just before this id; empty before the first."""
     number = int.from_bytes(invocation, "big")
     return (number - 1).to_bytes(len(invocation), "big") if number else b""
 
 
 def _fit(messages: list[bytes]) -> list[bytes]:
-    """As many as fit one command; at least one."""
+    """As many messages as fit one command; at least one."""
     size = 0
     for offset, message in enumerate(messages):
         size += len(message)
@@ -476,7 +497,7 @@ def _fit(messages: list[bytes]) -> list[bytes]:
 def _fit_parcels(
     first: int, messages: list[bytes], parcels: list[tuple[int, list[Ref]]]
 ) -> tuple[list[bytes], list[Ref]]:
-    """As many as bring not too much with them, at least one; and what they bring."""
+    """As many messages as the bound on their large values permits, at least one; and those values."""
     large: list[Ref] = []
     size = 0
     for sequence, found in parcels:

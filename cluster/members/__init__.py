@@ -1,1 +1,1 @@
-"""Nodes that form, join, lead, hand over and leave."""
+"""Forming a cluster, joining and leaving it, and moving leaderships."""

@@ -1,11 +1,11 @@
-"""Makes the groups of the log follow the nodes of the cluster: whoever leads the meta group sees to it.
+"""Adapts the members of partitions to the nodes of the cluster. It runs on the leader of the meta group.
 
-It has no memory. What to do next follows from the meta state (`statemachine.members.next_change`) and from who can be reached,
-so a controller that dies in the middle of something is succeeded by one that goes on. A change is made in the partition's own
-log, by sealing, at whoever leads it: one member at a time, a newcomer only when it has caught up. The leader of a partition
-writes into the meta group what its members are since (`record`), whoever asked for the change.
+It has no memory. The next step follows from the meta state (`statemachine.members.next_change`) and from which nodes
+are reachable, so if a controller dies in the middle of a change, its successor continues. The partition's leader makes
+a change in the partition's own log, by sealing: one member at a time, and a new member only once it has caught up. The
+leader then records the partition's members in the meta group (`record`).
 
-Every node holds the meta group, because every node needs to know what is in it.
+Every node is a member of the meta group, because every node needs its state.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from holdfast.statemachine.members import ACTIVE, DRAINING, REMOVED, AssignParti
 
 logger = logging.getLogger(__name__)
 
-AT_A_TIME: Final = 2  # Partitions whose members change: each copies a state to a newcomer.
-CHANGE_S: Final = 60.0  # For a newcomer to catch up; then it is tried again.
-META_S: Final = 5.0  # The same in the meta group, whose log is small: nothing else is decided while it waits for one.
+AT_A_TIME: Final = 2  # Partitions that change members at a time: each copies a state to a new member.
+CHANGE_S: Final = 60.0  # Time for a new member to catch up, before the change is retried.
+META_S: Final = 5.0  # The same in the meta group, whose log is small. No other change is decided meanwhile.
 ASK_S: Final = 5.0
-BEHIND_ENTRIES: Final = 1000  # A replica with fewer entries to go has caught up, as far as a busy partition allows.
-LOOK_S: Final = 1.0  # For what is only shown.
-BUSY_S: Final = 0.2  # Between two looks while there is something to do,
+BEHIND_ENTRIES: Final = (
+    1000  # A replica that lags by fewer entries counts as caught up: a busy partition never stands still.
+)
+LOOK_S: Final = 1.0  # Timeout for information that is only displayed.
+BUSY_S: Final = 0.2  # Interval between rounds while there is something to do,
 IDLE_S: Final = 5.0  # and while there is not.
 
 
@@ -62,9 +64,9 @@ class Controller:
         self._tasks: list[asyncio.Task[None]] = []
         self._served = Tasks()
         self._changing: dict[int, tuple[str, ...]] = {}
-        self._meta_turn = 0  # Which newcomer the meta group waits for next.
+        self._meta_turn = 0  # The new member that the meta group waits for next.
         self._recording = False
-        #: What is being done, or why nothing can be, for operators.
+        #: The current change, or why no change is possible, for operators.
         self.doing = ""
         rpc.serve("ready", self._serve_ready)
         rpc.serve("change-members", self._serve_change)
@@ -83,7 +85,7 @@ class Controller:
         self._changed.set()
 
     async def doing_now(self) -> str:
-        """What whoever sees to the replicas is doing, for operators of any node; empty: nothing, or nobody says."""
+        """What the controller is doing, as seen from any node; empty if nothing, or unknown."""
         leader = self._meta_group().leader
         if leader is None or leader == self._node:
             return self.doing
@@ -99,7 +101,7 @@ class Controller:
     # -- the partition's leader --------------------------------------------------------------------------------------
 
     def record(self) -> None:
-        """Have the meta group know the members of what we lead. Doing it twice is harmless, so nobody waits for it."""
+        """Record the members of the partitions we lead in the meta group. Repeating it is harmless, so nothing waits for it."""
         table = self._membership().table
         news = [
             AssignPartition(number, list(status.members), status.epoch)
@@ -121,13 +123,13 @@ class Controller:
             logger.debug("the partition table is not up to date yet: %s", error)
         finally:
             self._recording = False
-            self._handover.changed()  # There may be more by now.
+            self._handover.changed()  # More may have changed by now.
 
     async def _serve_ready(self, peer: str, argument: Any) -> Any:
-        return True  # Served from the moment on at which partitions can be opened here.
+        return True  # Served as soon as partitions can be opened here.
 
     async def _serve_change(self, peer: str, argument: Any) -> Any:
-        """Goes on if whoever asked for it dies meanwhile: half a change would keep its successor from making one."""
+        """Continues if the requesting controller dies: half a change would keep its successor from making one."""
         number, members = argument
         task = asyncio.ensure_future(self._change_here(number, tuple(members)))
         self._served.keep(task)
@@ -137,7 +139,7 @@ class Controller:
     @staticmethod
     def _ended(task: asyncio.Task[list[str]]) -> None:
         if not task.cancelled():
-            task.exception()  # Told to whoever asked, if it is still there.
+            task.exception()  # The requester got it, if it is still there.
 
     async def _change_here(self, number: int, members: tuple[str, ...]) -> list[str]:
         partition = self._hosted.get(number)
@@ -146,10 +148,10 @@ class Controller:
         self._check_copies(number, partition.group, members)
         try:
             if self._node not in members:
-                # A leader that seals itself out leaves its group without one: another does it.
+                # A leader that removes itself leaves its group without a leader, so another member must do it.
                 staying = [name for name in partition.group.status().members if name in members]
                 await self._handover.transfer(number, staying[0] if staying else None, self._node)
-                raise Refused("NotLeader", f"{self._node} handed partition {number} over first", self._leader(number))
+                raise Refused("NotLeader", f"{self._node} first handed partition {number} over", self._leader(number))
             await self._handover.change_members(partition, members, CHANGE_S)
         except ProposalError as error:
             raise Refused(type(error).__name__, str(error)) from None
@@ -157,7 +159,7 @@ class Controller:
         return list(partition.group.status().members)
 
     def _check_copies(self, number: int, group: Group, members: tuple[str, ...]) -> None:
-        """Give up a good replica for a better place only if all that stay have what it has. Raises Refused."""
+        """Give up a good replica for a better placement only if all remaining ones have caught up. Raises Refused."""
         nodes, status = self._membership().nodes, group.status()
         near = {self._node, *self._connected()}
         given_up = [
@@ -174,7 +176,8 @@ class Controller:
         ]
         if given_up and behind:
             raise Refused(
-                "Behind", f"partition {number} keeps its replica on {given_up[0]} until {', '.join(behind)} caught up"
+                "Behind",
+                f"partition {number} keeps its replica on {given_up[0]} until {', '.join(behind)} has caught up",
             )
 
     # -- the meta group's leader -------------------------------------------------------------------------------------
@@ -191,20 +194,20 @@ class Controller:
             try:
                 busy = self._meta_group().is_leader and await self._round()
             except Exception:
-                logger.exception("the replicas could not be looked after; it is tried again")
+                logger.exception("managing the replicas failed; retrying")
                 busy = True
             if not busy:
                 self.doing = ""
             wait_s = BUSY_S if busy else IDLE_S
 
     async def _round(self) -> bool:
-        """Do what can be done now. Whether there is more to do, or to wait for."""
+        """Make the changes that are possible now. Returns whether there is more to do, or to wait for."""
         busy = await self._change_meta()
         membership = self._membership()
         near = {self._node, *self._connected()}
         if all(next_change(membership, number, ready=near, present=near) is None for number in membership.table):
             return busy
-        # A full disk declines every invitation, and would be chosen again and again.
+        # A node with a full disk declines every invitation, and would be chosen again and again.
         ready = await self._ready((near & {*self._meta_group().status().members}) - self._handover.full)
         for number in sorted(membership.table):
             if len(self._changing) >= AT_A_TIME:
@@ -231,7 +234,7 @@ class Controller:
         return {name for name in await asyncio.gather(*(ask(name) for name in sorted(names))) if name is not None}
 
     async def _change(self, number: int, after: tuple[str, ...]) -> None:
-        """Ask the partition's leader. What came of it is in the table, or it is tried again."""
+        """Ask the partition's leader for a change. The table shows whether it succeeded; if not, it is retried."""
         try:
             leader = self._leader(number)
             async with asyncio.timeout(CHANGE_S + ASK_S):
@@ -240,8 +243,8 @@ class Controller:
                 elif leader is not None:
                     await self._rpc.ask(leader, "change-members", (number, after))
                 else:
-                    raise Refused("NotLeader", "nobody leads it")
-            logger.info("partition %d: its members are %s now", number, ", ".join(after))
+                    raise Refused("NotLeader", "it has no leader")
+            logger.info("partition %d: its members are now %s", number, ", ".join(after))
             await self._recorded(number, after)
         except (Refused, Unanswered, TimeoutError) as error:
             self.doing = f"partition {number}: members do not become {', '.join(after)} yet: {error}"
@@ -252,14 +255,14 @@ class Controller:
             self.changed()
 
     async def _recorded(self, number: int, after: tuple[str, ...]) -> None:
-        """Until the table says so: deciding by what was true before would only be refused."""
+        """Wait until the table shows the change: a decision based on the old members would only be refused."""
         for _ in range(50):
             if self._membership().table[number].members == after:
                 return
             await asyncio.sleep(0.02)
 
     async def _change_meta(self) -> bool:
-        """One member more or less in the meta group. Whether there was anything to do."""
+        """Add or remove one member of the meta group. Returns whether there was anything to do."""
         group, nodes = self._meta_group(), self._membership().nodes
         members = group.status().members
         connected = self._connected()
@@ -282,16 +285,19 @@ class Controller:
         self.doing = f"meta group: members become {', '.join(after)}"
 
         def may_seal() -> bool:
-            """A newcomer that was removed meanwhile gets no vote: an operator may have stopped it, seeing that it had none. So
-            no entry that removes it may stand before the seal unseen. No safety rests on this: it only delays."""
+            """Deny a vote to a new member that was removed meanwhile.
+
+            An operator who saw it without a vote may have stopped it. So every entry before the seal must be applied,
+            because one of them may remove it. Safety does not depend on this check; at worst it delays the change.
+            """
             status = group.status()
             return comes is None or (status.applied == status.last and self._membership().nodes[comes].state != REMOVED)
 
         try:
             await group.change_members(tuple(after), META_S, may_seal)
-            logger.info("the meta group's members are %s now", ", ".join(after))
+            logger.info("the meta group's members are now %s", ", ".join(after))
         except ProposalError as error:
-            self._meta_turn += 1  # Another newcomer may be quicker.
+            self._meta_turn += 1  # Another new member may be quicker.
             self.doing += f": not yet: {error}"
             logger.info("%s", self.doing)
         return True

@@ -1,16 +1,18 @@
-"""Who leads what, and how leaderships move without anybody noticing: by wish, for balance, off a node that drains or stops.
+"""Moves leaderships without disturbing clients: on request, for balance, and off a node that drains or stops.
 
-To hand a partition over, its leader first holds: no new attempt is started, and those that run are asked back. Each ends the
-step it is in, and that step is in the log, before it goes; so nothing runs twice. Then the log transfers the leadership to a
-replica that has everything, and the new leader starts what should run. If it does not come to that, the old one lets go of the
-hold and nothing has happened. A step that takes longer than the hold is not waited for when the node must go: it runs again
-elsewhere. For mere balance, the partition stays where it is instead, and another time will be better.
+To hand a partition over, its leader first holds it: no attempt is started, and the running ones are suspended. Each
+finishes its current step, which is in the log before the attempt ends, so nothing runs twice. Then the log transfers
+the leadership to a replica that has every entry, and the new leader starts the attempts again. If the transfer fails,
+the old leader releases the hold, and nothing has happened. If the node must stop, it does not wait for a step that
+takes longer than the hold: the step runs again elsewhere. For balance alone, the partition stays and is tried again
+later.
 
-Nodes tell each other what they lead, and whether they are about to stop: whoever stops, drains or has not said a word since it
-was connected is given nothing, unless there is nobody else. So two nodes that stop at the same time do not hand back and forth.
+Nodes tell each other what they lead, and whether they are stopping. A node that stops, drains, or has not reported
+since it connected gets no leadership unless there is no other candidate. So two nodes that stop at the same time do not
+hand partitions back and forth.
 
-They also tell each other whose disk is full. Such a node hands over to whoever has room, and is given nothing until it has
-had room for a while. If nobody has room, everybody stays where they are, and clients are told why.
+They also report full disks. A node with a full disk hands over to nodes with free space, and gets no leadership until
+it has had space for a while. If no node has space, nothing moves, and clients are told why.
 """
 
 from __future__ import annotations
@@ -29,22 +31,22 @@ from holdfast.statemachine.members import ACTIVE, Membership
 
 logger = logging.getLogger(__name__)
 
-HOLD_S: Final = 0.25  # How long attempts get to hand themselves back before their partition is handed over.
+HOLD_S: Final = 0.25  # How long attempts have to suspend before their partition is handed over.
 TRANSFER_S: Final = 2.0  # The log gives a transfer up after one election timeout.
-LAG_MAX: Final = 64  # Entries that a replica may miss and still be given a partition for balance.
-ROUND_S: Final = 3.0  # Between two looks at the balance, and two reminders of what we lead.
+LAG_MAX: Final = 64  # Entries that a replica may lack and still get a partition for balance.
+ROUND_S: Final = 3.0  # Interval of checking the balance and of reporting what we lead.
 BUSY_ROUNDS_MAX: Final = (
-    20  # After a hold in vain, a partition is left alone for longer and longer: at most so many looks.
+    20  # After unsuccessful holds, a partition is left alone for more and more rounds, up to this many.
 )
-ANNOUNCE_S: Final = 0.25  # How long a node that stops waits for the others to take notice.
-SETTLED_S: Final = 3.0  # Nothing is moved for balance so soon after a change.
-ROOM_S: Final = 0.2  # Between two looks at the disk; the store measures no more often.
-ROOMY_S: Final = 5.0  # How long a disk that was full has room before we believe it.
+ANNOUNCE_S: Final = 0.25  # How long a stopping node waits for its peers to take notice.
+SETTLED_S: Final = 3.0  # Nothing is moved for balance this soon after a change.
+ROOM_S: Final = 0.2  # Interval of checking the disk; the store measures no more often.
+ROOMY_S: Final = 5.0  # How long a disk that was full must have space before we rely on it.
 _POLL_S: Final = 0.005
 
 
 class Handover:
-    """One per node. Everything here happens on the loop's thread."""
+    """One per node. Everything here runs on the event loop's thread."""
 
     def __init__(
         self,
@@ -57,7 +59,9 @@ class Handover:
         connected: Callable[[], Collection[str]],
         hint: Callable[[int, str], None],
         no_room: Callable[[], str | None] = lambda: None,
+        on_round: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_round` is called when leaders may have changed, and every few seconds."""
         self._node = node
         self._hosted = hosted
         self._rpc = rpc
@@ -66,15 +70,14 @@ class Handover:
         self._connected = connected
         self._hint = hint
         self._no_room = no_room
-        #: Called when leaders may have changed.
-        self.on_round: Callable[[], None] = lambda: None
-        self._led: dict[str, int] = {}  # How many partitions the others lead, as they say.
-        self._stopping: set[str] = set()  # Peers that said so, and nothing else since.
-        self._busy: dict[int, int] = {}  # Partitions that were held in vain -> how often,
-        self._left_alone: dict[int, int] = {}  # and how many more looks they are left alone for.
-        self.hurried = 0  # Partitions that were handed over although a step was still running.
-        self.full: set[str] = set()  # Nodes without room for more, ourselves among them,
-        self._wary: dict[str, float] = {}  # and until when those that were are given nothing for mere balance.
+        self._on_round = on_round
+        self._led: dict[str, int] = {}  # How many partitions each peer says it leads.
+        self._stopping: set[str] = set()  # Peers that reported it, and nothing else since.
+        self._busy: dict[int, int] = {}  # Partitions with unsuccessful holds -> how many,
+        self._left_alone: dict[int, int] = {}  # and for how many more rounds they are left alone.
+        self.hurried = 0  # Partitions handed over while a step was still running.
+        self.full: set[str] = set()  # Nodes without free space, possibly including us,
+        self._wary: dict[str, float] = {}  # and until when recovered nodes get nothing for balance.
         self._moving: set[int] = set()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -99,7 +102,7 @@ class Handover:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def changed(self) -> None:
-        """Something that concerns leaders changed: a role, a peer, the nodes."""
+        """Call it when a role, a peer or the set of nodes changed."""
         self._settled_at = asyncio.get_running_loop().time() + SETTLED_S
         self._changed.set()
 
@@ -117,7 +120,7 @@ class Handover:
         return [partition for partition in self._hosted.values() if partition.group.is_leader]
 
     def leads(self, name: str) -> int | None:
-        """How many partitions a node leads, as it says; None: it says nothing."""
+        """How many partitions a node says it leads; None if it has not reported."""
         return len(self.led_here()) if name == self._node else self._led.get(name)
 
     def _tell(self) -> None:
@@ -143,33 +146,33 @@ class Handover:
             self._stopping.discard(peer)
 
     async def _announce(self) -> None:
-        """Have everybody know that we stop, and know who else does, before anything is handed to anyone."""
+        """Tell all peers that we stop, and learn which of them stop too, before handing anything over."""
 
         async def ask(peer: str) -> None:
             try:
                 async with asyncio.timeout(ANNOUNCE_S):
                     self._note(peer, stops=bool(await self._rpc.ask(peer, "stops", None)))
             except (Refused, Unanswered, TimeoutError):
-                pass  # It is as good a choice as before, or has no link to us.
+                pass  # It is still a candidate, or has no link to us.
 
         self._tell()
         await asyncio.gather(*(ask(peer) for peer in list(self._connected())))
 
     async def _serve_stops(self, peer: str, argument: Any) -> Any:
-        """A peer stops. Whether we do, too."""
+        """A peer stops. Answers whether we do, too."""
         self._note(peer, stops=True)
         return self.stops
 
-    # -- room --------------------------------------------------------------------------------------------------------
+    # -- space -------------------------------------------------------------------------------------------------------
 
     def _look_for_room(self) -> None:
         self._room_timer = asyncio.get_running_loop().call_later(ROOM_S, self._look_for_room)
         reason = self._no_room()
         if (reason is not None) is not (self._node in self.full):
             if reason is not None:
-                logger.error("this node leads nothing while others have room: %s", reason)
+                logger.error("this node hands its partitions over to nodes with free space: %s", reason)
             else:
-                logger.info("there is room again on this node")
+                logger.info("this node has free space again")
             self._on_full(self._node, reason is not None)
             self._tell()
 
@@ -180,28 +183,28 @@ class Handover:
             self.full.add(name)
         else:
             self.full.discard(name)
-            # A disk at the edge must not have leaderships move to and fro.
+            # A disk that is almost full must not make leaderships move back and forth.
             self._wary[name] = asyncio.get_running_loop().time() + ROOMY_S
         self.changed()
 
     def outvoted(self, group: Group) -> ProposalError | None:
-        """So many members of a group have no room that nothing new would be committed: better say so than have it wait."""
+        """An error if too many members lack space for a new entry to be committed. Failing is better than waiting."""
         if not self.full:
             return None
         members = group.status().members
         if self.has_room(members):
             return None
         full = ", ".join(sorted(self.full.intersection(members)))
-        return NoRoomHere(f"no majority of {', '.join(members)} takes anything new: no room on {full}")
+        return NoRoomHere(f"no majority of {', '.join(members)} accepts new entries: no space on {full}")
 
     def has_room(self, members: Collection[str]) -> bool:
-        """Whether so many of these have room that something new would be committed, as far as we know."""
+        """Whether enough members have space to commit new entries, as far as we know."""
         return 2 * len(self.full.intersection(members)) < len(members)
 
     # -- moving ------------------------------------------------------------------------------------------------------
 
-    def _heirs(self, group: Group, *, lag_max: int | None = None) -> list[str]:
-        """Who may lead instead of us, the most advanced first. If we stop, anybody is better than nobody."""
+    def _successors(self, group: Group, *, lag_max: int | None = None) -> list[str]:
+        """The nodes that may lead instead of us, most advanced first. If we stop, any node is better than none."""
         status = group.status()
         match: Mapping[Any, int] = status.match
         nodes = self._membership().nodes
@@ -215,7 +218,7 @@ class Handover:
             and (lag_max is None or status.last - match.get(name, 0) <= lag_max)
         ]
         able.sort(key=lambda name: (-match.get(name, 0), self._led.get(name, 0), name))
-        # Who has not told what it leads is still starting, and would lead without doing anything about it.
+        # A node that has not reported is still starting, and would lead without carrying out any effects.
         welcome = [
             name
             for name in able
@@ -224,17 +227,17 @@ class Handover:
         return welcome or (able if self.stops else [])
 
     def _spread(self, group: Group, given: Counter[str]) -> str | None:
-        """Of those that miss next to nothing, whoever leads least, with what was `given` to it already."""
-        heirs = self._heirs(group, lag_max=LAG_MAX)
-        heir = min(heirs, key=lambda name: self._led.get(name, 0) + given[name], default=None)
-        if heir is None:
-            heir = next(iter(self._heirs(group)), None)
-        if heir is not None:
-            given[heir] += 1
-        return heir
+        """Of the replicas that lack almost nothing, the node that leads least, including what it was `given` already."""
+        successors = self._successors(group, lag_max=LAG_MAX)
+        successor = min(successors, key=lambda name: self._led.get(name, 0) + given[name], default=None)
+        if successor is None:
+            successor = next(iter(self._successors(group)), None)
+        if successor is not None:
+            given[successor] += 1
+        return successor
 
     async def move(self, partition: Partition, to: str, *, patient: bool = False) -> bool:
-        """Hand one partition over. Whether another leads it now. `patient`: not while a step is running."""
+        """Hand one partition over. Returns whether another node leads it now. `patient`: not while a step is running."""
         group, leadership = partition.group, partition.leadership
         if partition.number in self._moving:
             return False
@@ -246,7 +249,9 @@ class Handover:
                     if patient:
                         return False
                     self.hurried += 1
-                    logger.info("partition %d: handed over before all its attempts had ended a step", partition.number)
+                    logger.info(
+                        "partition %d: handed over before every attempt had finished its step", partition.number
+                    )
             await self._transfer(group, to)
             if not group.is_leader:
                 logger.info("partition %d: handed over to %s", partition.number, group.leader or to)
@@ -257,8 +262,9 @@ class Handover:
                 leadership.release()
 
     async def change_members(self, partition: Partition, members: tuple[str, ...], seconds: float) -> None:
-        """Seal a partition that we lead. That begins a new term, so it is held like one that is handed over, from the moment
-        on when the newcomer has caught up. Raises ProposalError."""
+        """Seal a partition that we lead. Raises ProposalError.
+
+        Sealing begins a new term, so the partition is held as for a handover, once the new member has caught up."""
         hold = _Hold(partition, self._moving)
         try:
             await partition.group.change_members(members, seconds, hold.is_over)
@@ -267,35 +273,35 @@ class Handover:
 
     async def _transfer(self, group: Group, to: str) -> None:
         if group.is_leader and group.transfer(to):
-            # If the log gives it up, because the heir died or takes too long, nobody has to be held any longer.
+            # If the log gives up, because the next leader died or takes too long, the hold can end.
             await _until(lambda: not group.is_transferring if group.is_leader else group.leader is not None, TRANSFER_S)
 
     async def hand_over_all(self, seconds: float) -> None:
-        """Lead nothing any more, if others can: all partitions at once, and again what comes back to us."""
+        """Hand over all partitions at once, if other nodes can lead them, and repeat for any that come back."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while loop.time() < deadline:
             meta = self._meta_group()
             given: Counter[str] = Counter()
             moves = [
-                self.move(partition, heir)
+                self.move(partition, successor)
                 for partition in self.led_here()
-                if (heir := self._spread(partition.group, given)) is not None
+                if (successor := self._spread(partition.group, given)) is not None
             ]
-            if meta.is_leader and (heirs := self._heirs(meta)):
-                moves.append(self._move_meta(meta, heirs[0]))
+            if meta.is_leader and (successors := self._successors(meta)):
+                moves.append(self._move_meta(meta, successors[0]))
             if not moves:
                 return
             await asyncio.wait([asyncio.ensure_future(move) for move in moves], timeout=deadline - loop.time())
             self._tell()
-            await asyncio.sleep(_POLL_S)  # A group whose members change refuses at once, for a moment.
+            await asyncio.sleep(_POLL_S)  # A group whose members are changing refuses immediately.
 
     async def _move_meta(self, group: Group, to: str) -> bool:
         await self._transfer(group, to)
         return not group.is_leader
 
     async def leave(self, seconds: float) -> None:
-        """This node stops: the others are told, and take over."""
+        """This node stops: tell the peers, and hand everything over."""
         self.stops = True
         await self._announce()
         await self.hand_over_all(seconds)
@@ -307,11 +313,11 @@ class Handover:
                 async with asyncio.timeout(ROUND_S):
                     await self._changed.wait()
                 self._changed.clear()
-                await asyncio.sleep(0.02)  # What changes together is told together.
+                await asyncio.sleep(0.02)  # Report changes that occur together in one message.
             except TimeoutError:
                 pass
             try:
-                self.on_round()
+                self._on_round()
                 self._tell()
                 mine = self._membership().nodes.get(self._node)
                 if self.stops:
@@ -321,18 +327,20 @@ class Handover:
                 elif loop.time() >= self._settled_at:
                     await self._balance()
             except Exception:
-                logger.exception("leaderships could not be looked after; it is tried again")
+                logger.exception("managing leaderships failed; retrying")
 
     async def _balance(self) -> None:
-        """One partition to a replica that leads two less than we do, or fewer. So it never comes back for the same reason."""
+        """Move one partition to a replica on a node that leads at least two fewer than we do, so that it does not move back."""
         led = self.led_here()
         for partition in led:
             now = asyncio.get_running_loop().time()
-            heirs = [name for name in self._heirs(partition.group, lag_max=LAG_MAX) if now >= self._wary.get(name, 0.0)]
-            heir = min(heirs, key=lambda name: (self._led.get(name, 0), name), default=None)
-            if heir is None or len(led) - self._led.get(heir, 0) < 2 or self._is_left_alone(partition.number):
+            successors = [
+                name for name in self._successors(partition.group, lag_max=LAG_MAX) if now >= self._wary.get(name, 0.0)
+            ]
+            successor = min(successors, key=lambda name: (self._led.get(name, 0), name), default=None)
+            if successor is None or len(led) - self._led.get(successor, 0) < 2 or self._is_left_alone(partition.number):
                 continue
-            if await self.move(partition, heir, patient=True):
+            if await self.move(partition, successor, patient=True):
                 self._busy.pop(partition.number, None)
             else:
                 times = self._busy[partition.number] = self._busy.get(partition.number, 0) + 1
@@ -345,10 +353,10 @@ class Handover:
             self._left_alone[number] = looks - 1
         return looks > 0
 
-    # -- by wish -----------------------------------------------------------------------------------------------------
+    # -- on request ---------------------------------------------------------------------------------------------------
 
     async def transfer(self, number: int, to: str | None, leader: str | None) -> str:
-        """Have `to` (or anybody else) lead a partition, wherever it is led now. Who leads it then. Raises ProposalError."""
+        """Make `to`, or any other node, lead a partition, and return the new leader. Raises ProposalError."""
         partition = self._hosted.get(number)
         if partition is not None and partition.group.is_leader:
             return await self._transfer_here(partition, to)
@@ -363,21 +371,21 @@ class Handover:
     async def _transfer_here(self, partition: Partition, to: str | None) -> str:
         group = partition.group
         members = group.status().members
-        heirs = self._heirs(group)
+        successors = self._successors(group)
         if to == self._node:
             return to
         if to is not None and to not in members:
-            raise CannotMove(f"{to} has no replica of partition {partition.number}: {', '.join(members)} have")
-        if to is not None and to not in heirs:
-            raise CannotMove(f"{to} cannot lead now: it is not connected, or drains, or stops, or its disk is full")
-        if not heirs:
-            raise CannotMove(f"nobody else can lead partition {partition.number} now")
-        if not await self.move(partition, to or heirs[0]):
+            raise CannotMove(f"{to} has no replica of partition {partition.number}; choose one of {', '.join(members)}")
+        if to is not None and to not in successors:
+            raise CannotMove(f"{to} cannot lead now: it is disconnected, draining or stopping, or its disk is full")
+        if not successors:
+            raise CannotMove(f"no other node can lead partition {partition.number} now")
+        if not await self.move(partition, to or successors[0]):
             raise CannotMove(
-                f"partition {partition.number} stayed with {self._node}: {to or heirs[0]} did not take over"
+                f"partition {partition.number} stayed with {self._node}: {to or successors[0]} did not take over"
             )
         await _until(lambda: group.leader is not None, TRANSFER_S)
-        return group.leader or to or heirs[0]
+        return group.leader or to or successors[0]
 
     async def _serve_transfer(self, peer: str, argument: Any) -> Any:
         number, to = argument
@@ -391,14 +399,14 @@ class Handover:
 
 
 class _Hold:
-    """Of a partition, while its log waits to be sealed. `is_over` is called in turns of the log, so nothing waits in it."""
+    """Holds a partition while its log waits to be sealed. The log calls `is_over` in its turns, so it must not wait."""
 
     def __init__(self, partition: Partition, moving: set[int]) -> None:
         self._partition = partition
         self._leadership = partition.leadership
         self._moving = moving
         self._loop = asyncio.get_running_loop()
-        self._deadline: float | None = None  # None: it has not begun.
+        self._deadline: float | None = None  # None: not started yet.
         self._poll: asyncio.TimerHandle | None = None
         self._lapse: asyncio.TimerHandle | None = None
         self._hurried = False
@@ -431,12 +439,12 @@ class _Hold:
             self._lapse = None
 
     def _let_go(self) -> None:
-        """The newcomer fell behind again, so the log asks no more: nobody is held for it. It may ask once more later."""
+        """The new member fell behind again and the log stopped asking, so release the hold. The log may ask again later."""
         self._lapse = None
         self._release()
 
     def end(self) -> bool:
-        """Whatever came of it: go on. Whether a step was running when the log was sealed."""
+        """End the hold, whatever the result. Returns whether a step was running when the log was sealed."""
         if self._poll is not None:
             self._poll.cancel()
         self._stop_lapse()
@@ -457,7 +465,7 @@ class CannotMove(ProposalError):
 
 
 async def _until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Short and rare, so it looks again and again: nobody tells when a role has changed or an attempt has ended."""
+    """Poll for a condition. There is no event for a changed role or an ended attempt, and waits are short and rare."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while not condition():

@@ -1,18 +1,19 @@
-"""Removes what partitions leave on a node from which they moved away: log, state and snapshots.
+"""Removes log, state and snapshots of partitions that have moved to other nodes.
 
-The order is the safety. First the log forgets the group and writes a tombstone in its place (docs/adr/0002, "Forgetting"); it
-refuses where the group may still need it. When that is durable, nothing can make this node believe the state or the snapshots
-again, and they are deleted. Until they are, the group is kept away (`going`): it comes back only with nothing.
+Safety depends on the order. First the log forgets the group and writes a tombstone in its place (docs/adr/0002,
+"Forgetting"); it refuses if the group may still need it. Once that is durable, this node can no longer trust the state
+or the snapshots, and they are deleted. Until they are, the group may not return (`going`): it must start from nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from holdfast.cluster.partition.door import Partition
+from holdfast.cluster.groups import FIRST_PARTITION_GROUP
+from holdfast.cluster.snapshotting.replicas import Replicas
 from holdfast.cluster.snapshotting.service import Snapshots
 from holdfast.cluster.tasks import Tasks
 from holdfast.log.messages import GroupId
@@ -22,41 +23,36 @@ from holdfast.statemachine.members import Membership
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
-#: So long nobody must have sent us anything of the partition: a newcomer that catches up is no member yet either.
+#: No peer may have sent us messages of the partition for this long: a new member that catches up is not a member yet.
 QUIET_S: Final = 5.0
 RETRY_S: Final = 10.0
 
 
 class Leftovers:
-    """One per node. Everything here happens on the loop's thread, but for the deleting of files."""
+    """One per node. Everything except the deletion of files runs on the event loop's thread."""
 
     def __init__(
         self,
         node: str,
-        kept: MutableMapping[int, Partition],
+        replicas: Replicas,
+        log: LogNode,
+        snapshots: Snapshots,
         *,
-        group_of: Callable[[int], int],
-        log: Callable[[], LogNode],
-        snapshots: Callable[[], Snapshots],
         membership: Callable[[], Membership],
-        close: Callable[[int], None],
-        delete: Callable[[int], Awaitable[None]],
     ) -> None:
         self._node = node
-        self._kept = kept
-        self._group_of = group_of
+        self._replicas = replicas
+        self._kept = replicas.every
         self._log = log
         self._snapshots = snapshots
         self._membership = membership
-        self._close = close
-        self._delete = delete
-        #: Partitions that must not come back yet, because something of their last stay is still here.
+        #: Partitions that must not return yet, because their old files are still here.
         self.going: set[int] = set()
         self._since: dict[int, float] = {}
         self._tasks = Tasks()
 
     def start(self) -> None:
-        self._run(self._look_again_and_again())
+        self._run(self._check_forever())
 
     async def stop(self) -> None:
         tasks = list(self._tasks)
@@ -68,17 +64,28 @@ class Leftovers:
         task = asyncio.ensure_future(work)
         self._tasks.keep(task)
 
-    def found(self, number: int) -> None:
-        """Files of a partition that the log forgot in an earlier life of this node."""
+    def keep_out(self, numbers: Iterable[int]) -> None:
+        """These are on disk, and what is to become of them is known when the log is open: see `tidy`."""
+        self.going.update(numbers)
+
+    def tidy(self) -> None:
+        """What was found on disk is in use, or the rest of a partition that an earlier life of this node let go."""
+        left = {number for number in self.going if self._replicas.is_forgotten(number)}
+        self.going.clear()
+        for number in sorted(left):
+            self._found(number)
+
+    def _found(self, number: int) -> None:
+        """Delete files of a partition that the log forgot before this node restarted."""
         if number not in self.going:
             self.going.add(number)
             self._run(self._delete_files(number))
 
     def forgotten(self, number: int) -> None:
-        """The log of a partition is gone, durably."""
+        """The log has durably forgotten a partition: delete its files."""
         self._run(self._delete_files(number))
 
-    async def _look_again_and_again(self) -> None:
+    async def _check_forever(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_S)
@@ -89,7 +96,7 @@ class Leftovers:
                     await self._let_go(number)
 
     def _is_left_over(self, number: int) -> bool:
-        """The cluster says that others have it, our own log agrees, and nobody talks to us about it."""
+        """Whether the cluster's table and our own log place the partition elsewhere, and no peer sends messages for it."""
         status, replicas = self._kept[number].group.status(), self._membership().table.get(number)
         return (
             replicas is not None
@@ -100,26 +107,26 @@ class Leftovers:
         )
 
     async def _let_go(self, number: int) -> None:
-        group = self._group_of(number)
-        await self._snapshots().detach(group)  # From here on nobody reads the state.
+        group = FIRST_PARTITION_GROUP + number
+        await self._snapshots.detach(group)  # From here on nothing reads the state.
         self._since.pop(number, None)
         self.going.add(number)
-        if not self._is_left_over(number) or not self._log().forget_group(group):
+        if not self._is_left_over(number) or not self._log.forget_group(group):
             self.going.discard(number)
-            self._snapshots().attach(self._kept[number])
+            self._snapshots.attach(self._kept[number])
             return
         del self._kept[number]
-        self._close(number)
+        self._replicas.close(number)
 
     async def _delete_files(self, number: int) -> None:
-        forgotten = self._log().host.is_forgotten(GroupId(self._group_of(number)))
+        forgotten = self._log.host.is_forgotten(GroupId(FIRST_PARTITION_GROUP + number))
         assert forgotten, "a state is deleted only after its log"
         while True:
             try:
-                await self._delete(number)
+                await self._replicas.delete(number)
                 break
             except OSError as error:
-                logger.error("partition %d: what it left here cannot be deleted yet: %s", number, error)
+                logger.error("partition %d: its files cannot be deleted yet: %s", number, error)
                 await asyncio.sleep(RETRY_S)
         self.going.discard(number)
-        logger.info("partition %d: it is on other nodes now, and what it left here is deleted", number)
+        logger.info("partition %d: moved to other nodes, and its files here are deleted", number)

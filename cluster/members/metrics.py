@@ -1,4 +1,4 @@
-"""What Prometheus is told of the members of the cluster."""
+"""Prometheus metrics of the cluster's members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator does to the cluster: add, drain and remove nodes, move leaderships."""
+"""Operations on the cluster: add, drain and remove nodes, move leaderships."""
 
 from __future__ import annotations
 
@@ -25,8 +25,15 @@ from holdfast.statemachine.members import (
 from holdfast.statemachine.meta import MetaCommand
 
 DRAIN_S: Final = 10.0
-STATUS_HINT: Final = "`holdfast cluster status` (GET /cluster) shows what there is"
+STATUS_HINT: Final = "`holdfast cluster status` (GET /cluster) lists the nodes"
 ADD_HINT: Final = 'give a name and host:port of its peer link, as in {"name": "n4", "address": "10.0.0.4:5122"}'
+
+
+def read_node(name: Any, address: Any, zone: Any) -> PutNode:
+    try:
+        return PutNode(read_name(name), read_zone(zone), str(read_endpoint(address)))
+    except ValueError as error:
+        raise BadRequest(str(error), ADD_HINT) from None
 
 
 class Operations:
@@ -49,26 +56,19 @@ class Operations:
     def _membership(self) -> Membership:
         return self._registry.state.membership
 
-    async def add(self, name: Any, address: Any, zone: Any) -> dict[str, Any]:
-        """Let a node join. It is given replicas when it is there."""
-        try:
-            command = PutNode(read_name(name), read_zone(zone), str(read_endpoint(address)))
-        except ValueError as error:
-            raise BadRequest(
-                str(error),
-                ADD_HINT,
-            ) from None
+    async def add(self, command: PutNode) -> dict[str, Any]:
+        """Add a node to the cluster. It gets replicas once it is running."""
         await self._fresh()
         known = self._membership.nodes.get(command.name)
-        if known is not None and known.state != REMOVED and not zone:
-            command = command._replace(zone=known.zone)  # It has said so itself.
+        if known is not None and known.state != REMOVED and not command.zone:
+            command = command._replace(zone=known.zone)  # The node reported it itself.
         if known is not None:
             command = command._replace(ingress_url=known.ingress_url, admin_url=known.admin_url)
         await self._propose(command)
         return self.show(self._membership.nodes[command.name])
 
     async def drain(self, name: str, *, move: bool) -> dict[str, Any]:
-        """Lead nothing there any more, and with `move` also keep nothing there. Answers when nothing is led there."""
+        """Move all leaderships off a node, and with `move` also its replicas. Returns when the node leads nothing."""
         await self._propose(SetNodeState(name, LEAVING if move else DRAINING))
         loop = asyncio.get_running_loop()
         deadline = loop.time() + DRAIN_S
@@ -81,7 +81,7 @@ class Operations:
         return self.show(self._membership.nodes[name])
 
     async def remove(self, name: str, *, force: bool) -> dict[str, Any]:
-        """For ever. What it holds is made again on others, from what they have."""
+        """Remove a node permanently. Other nodes replace its replicas."""
         await self._fresh()
         membership = self._membership
         if name not in membership.nodes:
@@ -90,16 +90,16 @@ class Operations:
         holds = self._holds(name)
         if holds and len(left) < membership.replication and not force:
             raise Conflict(
-                f"{name} has replicas of {holds} partitions, and {len(left)} nodes are left for "
+                f"{name} has replicas of {holds} partitions, and only {len(left)} nodes are left for "
                 f"{membership.replication} replicas of each",
-                "add a node in its place first; or go on with fewer replicas: --force (force=true)",
+                "add a replacement first, or accept fewer replicas with --force (force=true)",
             )
         await self._propose(SetNodeState(name, REMOVED))
         return self.show(membership.nodes[name])
 
     async def transfer(self, number: int, to: str | None) -> dict[str, Any]:
         if not 0 <= number < self._router.count:
-            raise NotFound(f"there is no partition {number}", f"they are 0 to {self._router.count - 1}")
+            raise NotFound(f"there is no partition {number}", f"partitions are numbered 0 to {self._router.count - 1}")
         try:
             leader = await self._handover.transfer(number, to, self._router.leader(number))
         except CannotMove as error:
@@ -116,7 +116,7 @@ class Operations:
             case 404:
                 raise NotFound(result.message, STATUS_HINT)
             case 409:
-                raise Conflict(result.message, "give the node a new name, and an empty directory" if is_gone else "")
+                raise Conflict(result.message, "give the node a new name and an empty directory" if is_gone else "")
             case 507:
                 raise Full(result.message)
 
@@ -124,10 +124,12 @@ class Operations:
         return sum(name in replicas.members for replicas in self._membership.table.values())
 
     def _votes_still(self, node: Member) -> bool:
-        """A removed node is stopped when it holds nothing. So while it votes in the meta group, it holds one replica more.
+        """An operator stops a removed node once it holds nothing.
 
-        Whoever shows it as removed has applied the removal, and with it every earlier change of the meta group's members; and a
-        removed name never votes again. So 0 is final.
+        So while it votes in the meta group, it counts one replica more.
+
+        A node that shows it as removed has applied the removal, and so every earlier change of the meta group's
+        members. A removed name never votes again. So 0 is final.
         """
         return node.state == REMOVED and node.name in self._meta_members()
 

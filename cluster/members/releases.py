@@ -1,8 +1,9 @@
-"""Which release every node runs, and when the cluster may use what only the newest one can do.
+"""The release that every node runs, and when the cluster may use features of the newest one.
 
-Nodes ask each other when they connect. The leader of the meta group raises the cluster's level (`statemachine.levels`) as soon
-as every node that was not removed is connected and supports it; a node that is away may run any release. The leader of a
-partition raises the partition's level to the cluster's. Both are commands of a log, and both are repeated until committed.
+Nodes ask each other when they connect. The leader of the meta group raises the cluster's level (`statemachine.levels`)
+as soon as every member is connected and supports it, because a disconnected node may run any release. The leader of a
+partition raises the partition's level to the cluster's. Both are commands in a log, and both are repeated until
+committed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Release(NamedTuple):
 
 
 OURS: Final = Release(__version__, LEVEL)
-#: Does not know the question.
+#: For nodes that do not know the method.
 BEFORE_LEVELS: Final = Release("0.1.0 or older", FIRST)
 
 
@@ -61,7 +62,7 @@ class Releases:
 
     @property
     def known(self) -> Mapping[str, Release]:
-        """Of this node, and of those that are connected to it."""
+        """Releases of this node and of the peers connected to it."""
         return {self._node: self.ours, **self._known}
 
     async def _serve(self, peer: str, argument: Any) -> Any:
@@ -76,16 +77,16 @@ class Releases:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def changed(self) -> None:
-        """A node came or went, another one leads the meta group, or its state changed."""
+        """Call it when a node came or went, or when the meta group's leader or state changed."""
         self._changed.set()
 
     def peer_changed(self, peer: str, *, up: bool) -> None:
         if not up:
-            self._known.pop(peer, None)  # It may come back as another release.
+            self._known.pop(peer, None)  # It may come back with another release.
         self.changed()
 
     async def common_level(self, names: Collection[str]) -> int:
-        """What all of these nodes support, as they say themselves; FIRST if one of them does not answer."""
+        """The level that all of these nodes report to support; FIRST if one of them does not answer."""
         others = sorted(name for name in names if name != self._node)
         found = await asyncio.gather(*(self._ask(name) for name in others))
         return min((self.ours.level, *(FIRST if release is None else release.level for release in found)))
@@ -119,7 +120,7 @@ class Releases:
                 pass
 
     async def _round(self) -> bool:
-        """Whether there is nothing to do before something changes."""
+        """Returns whether there is nothing to do until something changes."""
         missing = sorted(name for name in self._connected() if name not in self._known)
         answers = await asyncio.gather(*(self._ask(name) for name in missing))
         meta = self._meta()

@@ -1,1 +1,1 @@
-"""What a node tells about itself."""
+"""Metrics and the watchdog of a node."""

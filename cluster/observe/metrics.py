@@ -1,7 +1,7 @@
-"""What Prometheus is told. Each room yields its own metrics, and all are read when they are scraped.
+"""The Prometheus endpoint. Each package yields its own metrics, which are collected at scrape time.
 
-The hot path only adds to plain numbers. Names follow Prometheus: a unit at the end, `_total` for what only grows, labels with
-few values (never an id or a key).
+The hot path only increments plain numbers. Names follow Prometheus conventions: the unit at the end, `_total` for
+counters, labels with few values (never an id or a key).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from holdfast import __version__
+from holdfast.cluster.certificates import Certificates
 from holdfast.cluster.config import Config
 from holdfast.cluster.observe.watchdog import Watchdog
 from holdfast.log.node import LogNode
@@ -27,7 +28,7 @@ from holdfast.statemachine.queries import Statistics
 
 
 class Metrics:
-    """Of one node. `scrape` reads statistics from the partitions first, then formats in a thread of its own."""
+    """The metrics of one node. `scrape` first reads statistics from the partitions, then formats them in a separate thread."""
 
     def __init__(self, statistics: Callable[[], Awaitable[Statistics]], *rooms: Callable[[], Iterable[Metric]]) -> None:
         self._statistics = statistics
@@ -69,6 +70,25 @@ def of_node(config: Config, dog: Watchdog) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "holdfast_loop_blocked_seconds", "Time that the event loop was blocked in these cases.", dog.blocked_s
     )
+
+
+def of_certificates(certificates: Certificates) -> Iterator[Metric]:
+    expires = GaugeMetricFamily(
+        "holdfast_certificate_expires_timestamp_seconds",
+        "When a certificate of this node expires, in seconds since 1970: of ingress, admin or peer, or of an authority (-ca).",
+        labels=["use"],
+    )
+    stale = GaugeMetricFamily(
+        "holdfast_certificate_stale",
+        "1 if the files of a certificate changed and cannot be used, so the previous one still is.",
+        labels=["use"],
+    )
+    for each in certificates.all:
+        stale.add_metric([each.use], float(bool(each.broken)))
+        for use, valid in each.valid.items():
+            expires.add_metric([use], valid.ends_ms / 1000)
+    yield expires
+    yield stale
 
 
 def of_log(log: LogNode) -> Iterator[Metric]:

@@ -1,8 +1,8 @@
-"""Tells a hung event loop from a living one: a thread that watches the loop, and answers for it if asked.
+"""Detects a blocked event loop: a thread watches the loop, and answers health probes on its behalf.
 
-A node does everything on one loop. While something holds it up, no door answers, and whoever asks cannot know why. The thread
-sees when the loop last ran, writes to the log where it is held up, and, where the setting `health` names an address, answers
-probes there by itself. It says nothing about the cluster: that is what `/health` of the doors is for.
+A node does everything on one loop. While the loop is blocked, no port answers, and a client cannot know why. The thread
+notes when the loop last ran, and logs where it is blocked. If the setting `health` names an address, the thread answers
+probes there itself. It reports nothing about the cluster: that is what `/health` of ingress and admin is for.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ from types import FrameType
 from typing import Any, Final
 
 from holdfast.cluster.config import Endpoint
+from holdfast.cluster.http.crowd import Crowd
 
 logger = logging.getLogger(__name__)
 
 BEAT_S: Final = 0.1
-BLOCKED_S: Final = 1.0  # Without a beat, before the log says where the loop is.
-HUNG_S: Final = 5.0  # Without a beat, before probes are told that the node hangs.
+BLOCKED_S: Final = 1.0  # Time without a beat before the log says where the loop is blocked.
+HUNG_S: Final = 5.0  # Time without a beat before probes report that the node hangs.
 FRAMES_MAX: Final = 12
 REQUEST_S: Final = 2.0
 CONNECTIONS_MAX: Final = 32
+PER_ADDRESS_MAX: Final = 16
 
 
 class Watchdog:
-    """`blocked` counts how often the loop did not run for `BLOCKED_S`; `lag_s` is how late its last beat was."""
+    """`blocked` counts how often the loop was blocked for `BLOCKED_S`; `lag_s` is the delay of its last beat."""
 
     def __init__(self, health: Endpoint | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
         self.blocked = 0
-        self.blocked_s = 0.0  # in all
+        self.blocked_s = 0.0  # in total
         self.lag_s = 0.0
         self.lag_s_max = 0.0
         self._health = health
@@ -49,11 +51,11 @@ class Watchdog:
 
     @property
     def port(self) -> int:
-        """Where probes are answered; 0: nowhere."""
+        """The port for probes; 0 if there is none."""
         return self._server.server_address[1] if self._server is not None else 0
 
     def start(self) -> None:
-        """On the loop that is to be watched. Raises OSError if the address for probes cannot be had."""
+        """Watch the running event loop. Raises OSError if the address for probes is not available."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         if self._health is not None:
@@ -73,7 +75,7 @@ class Watchdog:
             server.server_close()
 
     def look(self) -> tuple[bool, str]:
-        """Whether the loop runs, and a sentence. From any thread."""
+        """Whether the loop runs, and an explanation. Callable from any thread."""
         silent_s = self._now() - self._beat_at
         if silent_s < HUNG_S:
             return True, f"the loop runs; its last turn was {max(self.lag_s, silent_s - BEAT_S, 0.0):.3f} s late"
@@ -113,24 +115,25 @@ class Watchdog:
 
 def _place(frame: FrameType | None) -> str:
     if frame is None:
-        return "a place that is not known"
+        return "an unknown place"
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
 class _Server(ThreadingHTTPServer):
-    """A thread for each probe, for a moment and not too many: nobody who connects can hold it up."""
+    """One short-lived thread per probe, bounded in number, so that no client can block the server."""
 
     daemon_threads = True
     allow_reuse_address = True
 
     def __init__(self, place: tuple[str, int], look: Callable[[], tuple[bool, str]]) -> None:
         self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._crowd = Crowd(PER_ADDRESS_MAX)
         self.address_family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
         super().__init__(place, _Probe)
         self.look = look
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._places.acquire(blocking=False):
+        if self._crowd.enter(client_address, request) and self._places.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -142,7 +145,7 @@ class _Server(ThreadingHTTPServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        logger.debug("a probe from %s was not answered", client_address, exc_info=True)
+        logger.debug("answering a probe from %s failed", client_address, exc_info=True)
 
 
 class _Probe(BaseHTTPRequestHandler):
@@ -159,4 +162,4 @@ class _Probe(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Probes come every few seconds: nobody wants to read of them."""
+        """Probes come every few seconds, so they are not logged."""

@@ -1,11 +1,11 @@
-"""One partition on this node: the door into its log, and what its log has made of its state.
+"""One partition on this node: the only way into its log, and the delivery of what was applied.
 
-`propose` is the only door. Commands of one turn of the loop become one batch and one proposal; each is encoded on its way
-in, so that the bounds are of bytes and a command that cannot be written harms nobody else. Answers come from apply, on
-this process: a batch carries the nonce of the process that proposed it.
+`propose` is the only door. All commands of one turn of the event loop become one batch and one proposal. Each command
+is encoded on entry, so that bounds are in bytes and a command that cannot be encoded does not affect others. Answers
+come from apply in the same process: a batch carries the nonce of the process that proposed it.
 
-`PartitionMachine` applies. It keeps the effects of what it applies only while this node leads, and only of what lies behind
-the leader's own announcement: everything before it is the business of `Leadership`, which derives it from the state.
+`PartitionMachine` applies. It keeps effects only while this node leads, and only of entries after the leader's own
+announcement. `Leadership` derives everything before that from the state.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
@@ -23,6 +23,7 @@ from holdfast.cluster.partition.hold import Hold
 from holdfast.cluster.partition.machine import MEASURE_EVERY, Answers, Flight, PartitionMachine, Waiter, replies_of
 from holdfast.log.errors import NoRoom, NotLeader, Overloaded, ProposalError, TooLarge
 from holdfast.log.node import Group
+from holdfast.sdk.ids import InvocationId
 from holdfast.statemachine.commands import (
     Command,
     Deliver,
@@ -36,23 +37,23 @@ from holdfast.statemachine.effects import Effect, Result
 logger = logging.getLogger(__name__)
 BATCH_BYTES: Final = 512 * 1024  # A batch ends with the command that passes this,
 BATCH_COMMANDS: Final = 4096  # or with this many.
-#: Of a batch around its commands.
+#: Overhead of a batch.
 HEAD_BYTES: Final = 64
-#: What fits a command must fit as a message inside a `Deliver` too, or it would block its outbox for ever.
+#: A command must also fit as a message inside a `Deliver`, or it would block its outbox forever.
 ENVELOPE_BYTES: Final = 1024
 
 
 class Bounds(NamedTuple):
-    """How much may be under way in one partition. What the leader itself needs may use twice as much."""
+    """Bounds on commands in flight in one partition. The leader's own commands may use twice as much."""
 
     commands: int = 20_000
     bytes: int = 32 * 1024 * 1024
-    command_bytes: int = 1024 * 1024  # As the log's: whoever makes the node keeps them equal.
-    state_bytes: int = 16 << 30  # Of the state on disk; beyond, nothing new begins.
+    command_bytes: int = 1024 * 1024  # Must equal the log's bound; the node ensures it.
+    state_bytes: int = 16 << 30  # Size of the state on disk. Above it, new invocations are refused.
 
 
 class Leads(Protocol):
-    """What carries effects out while this node leads."""
+    """Carries out effects while this node leads."""
 
     term: int
 
@@ -61,7 +62,7 @@ class Leads(Protocol):
     def hold(self) -> None: ...
 
     def quiet(self) -> bool:
-        """Whether nothing runs in its name any more, and all that was done in it is in the log."""
+        """Whether no attempt runs any more, and everything the attempts did is in the log."""
 
     def release(self) -> None: ...
 
@@ -70,10 +71,27 @@ class Leads(Protocol):
     def raise_level(self, level: int) -> None: ...
 
 
-class Partition:
-    """The door. Everything here happens on the loop's thread."""
+Settle: TypeAlias = Callable[[InvocationId, list[Any]], None]
+Outvoted: TypeAlias = Callable[[Group], ProposalError | None]
 
-    def __init__(self, machine: PartitionMachine, group: Group, clock: Clock, *, bounds: Bounds | None = None) -> None:
+
+class Partition:
+    """The way into one partition's log. Everything here runs on the event loop's thread."""
+
+    def __init__(
+        self,
+        machine: PartitionMachine,
+        group: Group,
+        clock: Clock,
+        *,
+        bounds: Bounds | None = None,
+        settle: Settle = lambda *_: None,
+        outvoted: Outvoted = lambda _: None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        """`settle` passes an outcome to the clients that wait for it at this node. `outvoted` says why a majority would
+        refuse an entry although this node would not. `observers` may grow while the partition exists.
+        """
         self.number = machine.number
         self.machine = machine
         self.state = machine.state
@@ -81,26 +99,23 @@ class Partition:
         self.clock = clock
         self.bounds = bounds or Bounds()
         self.leadership: Leads | None = None
-        #: On its messages to other partitions, while all partitions are being copied.
+        #: Holds messages to other partitions while a backup begins.
         self.messages = Hold()
-        #: On the deleting of objects that its state referred to, while a copy of that state is made.
+        #: Holds the deletion of objects that the state referred to, while that state is copied.
         self.objects = Hold()
-        #: Who waits at this node for outcomes; the node sets it.
-        self.settle: Callable[[bytes, list[Any]], None] = lambda *_: None
-        #: Why no majority would take an entry, although we would; the node sets it.
-        self.outvoted: Callable[[], ProposalError | None] = lambda: None
-        #: Told of each command of this process that was applied, and what it did; for `holdfast dev`.
-        self.observer: Observer | None = None
+        self.settle = settle
+        self._outvoted = outvoted
+        self._observers = observers
         self.batches = 0
         self.commands = 0
-        self.took = Histogram()  # seconds from a batch's proposal until it is committed and applied
+        self.latency = Histogram()  # seconds from a batch's proposal until it is committed and applied
         machine.deliver = self._applied
         self._loop = asyncio.get_running_loop()
         self._rows: list[bytes] = []
         self._queued: list[Command] = []
         self._waiters: list[Waiter | None] = []
-        self._proposed_before = 0  # Commands, since this process began.
-        self._open_commands = 0  # Queued and under way.
+        self._proposed_before = 0  # Commands since this process started.
+        self._open_commands = 0  # Queued and in flight.
         self._open_bytes = 0
         self._sequence = 0
         self._scheduled = False
@@ -111,7 +126,7 @@ class Partition:
     # -- the door ----------------------------------------------------------------------------------------------------
 
     def propose(self, command: Command) -> asyncio.Future[Result]:
-        """What the command did, applied here and durable on a majority; or a ProposalError."""
+        """The command's result, once it is durable on a majority and applied here. Fails with a ProposalError."""
         future: asyncio.Future[Result] = self._loop.create_future()
         try:
             if (refusal := self.refusal(command)) is not None:
@@ -122,24 +137,25 @@ class Partition:
         return future
 
     def refusal(self, command: Command) -> ProposalError | None:
-        """Why a client's command is not taken now; None: it is."""
+        """Why a client's command is refused now, or None if it is accepted."""
         if self.busy:
-            return Overloaded(f"partition {self.number} has {self._open_commands} commands under way; try again later")
+            return Overloaded(f"partition {self.number} has {self._open_commands} commands in flight; try again later")
         if self._is_full and (type(command) is Invoke or (type(command) is TouchBlob and command.intake)):
             return NoRoom(
                 f"the state of partition {self.number} has reached its bound of {self.bounds.state_bytes} bytes; "
                 "purge completed invocations, shorten their retention, or raise state_bytes_max"
             )
-        return self.outvoted()
+        return self._outvoted(self.group)
 
     def submit(self, command: Command, waiter: Waiter | None = None) -> bool:
-        """For the leader's own work: no future, more room. A refusal reaches the waiter like any other; whether there was
-        none is told at once."""
+        """Propose a command of the leader's own, with higher bounds and without a future.
+
+        Returns whether it was accepted. The waiter is told of a refusal, too."""
         try:
             bounds = self.bounds
             if self._open_commands >= 2 * bounds.commands or self._open_bytes >= 2 * bounds.bytes:
                 raise Overloaded(
-                    f"partition {self.number} has {self._open_commands} commands under way; try again later"
+                    f"partition {self.number} has {self._open_commands} commands in flight; try again later"
                 )
             self._enter(command, waiter)
         except ProposalError as error:
@@ -149,7 +165,7 @@ class Partition:
         return True
 
     def submit_and_wait(self, command: Command) -> asyncio.Future[Result]:
-        """As `submit`, for the leader's own work that goes on only with the answer."""
+        """Like `submit`, for work that needs the answer to continue."""
         future: asyncio.Future[Result] = self._loop.create_future()
         self.submit(command, partial(_resolve, future))
         return future
@@ -168,11 +184,11 @@ class Partition:
         return self._open_commands >= self.bounds.commands or self._open_bytes >= self.bounds.bytes
 
     def now_ms(self) -> int:
-        """The time of this partition. A leader whose clock is behind its predecessor's goes on from that one's time."""
+        """The partition's time. A leader whose clock is behind its predecessor's continues from the predecessor's time."""
         return self.clock.now_ms() + self._ahead_ms
 
     def keep_up_with(self, now_ms: int) -> None:
-        """The state has seen this time already."""
+        """Do not fall behind `now_ms`, which the state has already seen."""
         self._ahead_ms = max(now_ms - self.clock.now_ms(), 0)
 
     @property
@@ -181,7 +197,7 @@ class Partition:
 
     @property
     def entered(self) -> int:
-        """How many commands came through the door, ever. `landed` tells when so many are answered."""
+        """Number of commands accepted so far. `landed` tells when that many are answered."""
         return self._proposed_before + len(self._queued)
 
     def landed(self, count: int) -> bool:
@@ -195,7 +211,7 @@ class Partition:
         if type(command) is not Deliver:
             limit -= ENVELOPE_BYTES
         if len(row) > limit:
-            raise TooLarge(f"a command of {len(row)} bytes; at most {limit} are allowed")
+            raise TooLarge(f"the command has {len(row)} bytes; the limit is {limit}")
         self._rows.append(row)
         self._queued.append(command)
         self._waiters.append(waiter)
@@ -206,7 +222,7 @@ class Partition:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """What this turn of the loop brought becomes one proposal (or a few, if it is much)."""
+        """Propose the commands of this turn as one batch, or as a few if there are many."""
         self._scheduled = False
         rows, commands, waiters = self._rows, self._queued, self._waiters
         self._rows, self._queued, self._waiters = [], [], []
@@ -216,7 +232,7 @@ class Partition:
             size += len(row)
             last = offset + 1
             if size >= BATCH_BYTES or last - first >= BATCH_COMMANDS or last == len(rows):
-                # One that is large on its own must not push small ones over the bound of an entry.
+                # A large command must not push a batch of small ones over the size limit of an entry.
                 if size > len(row) and len(row) > BATCH_BYTES:
                     self._propose(rows[first:offset], commands[first:offset], waiters[first:offset], now_ms)
                     first = offset
@@ -231,7 +247,15 @@ class Partition:
         self.commands += len(commands)
         size, before = sum(map(len, rows)), self._proposed_before
         self._proposed_before += len(commands)
-        flight = Flight(self._sequence, now_ms, commands, waiters, size, self._loop.time(), before)
+        flight = Flight(
+            sequence=self._sequence,
+            now_ms=now_ms,
+            commands=commands,
+            waiters=waiters,
+            bytes=size,
+            at=self._loop.time(),
+            before=before,
+        )
         self.machine.flights[flight.sequence] = flight
         proposal = self.group.propose(frame_batch(self.machine.origin, flight.sequence, now_ms, rows))
         proposal.add_done_callback(partial(self._proposed, flight))
@@ -239,7 +263,7 @@ class Partition:
     def _proposed(self, flight: Flight, proposal: asyncio.Future[int]) -> None:
         error: BaseException | None = asyncio.CancelledError() if proposal.cancelled() else proposal.exception()
         if error is None:
-            return  # Answered by apply, which came first.
+            return  # Apply has answered already.
         if self.machine.flights.pop(flight.sequence, None) is None:
             return
         if not isinstance(error, ProposalError):
@@ -253,53 +277,54 @@ class Partition:
         self._open_commands -= len(flight.commands)
         self._open_bytes -= flight.bytes
 
-    # -- what was applied ----------------------------------------------------------------------------------------------
+    # -- after apply ---------------------------------------------------------------------------------------------------
 
     def _applied(self, answers: Answers, term: int, effects: list[Effect]) -> None:
-        """Called in the middle of the log's turn: whoever reacts does so in a turn of its own."""
+        """Called in the middle of the log's turn, so reactions are deferred to a turn of their own."""
         now = self._loop.time()
         for flight, _ in answers:
             self._land(flight)
-            self.took.observe(now - flight.at)
+            self.latency.observe(now - flight.at)
         self._unheard.append((answers, term, effects))
         self._loop.call_soon(self.react)
 
     def react(self) -> None:
-        """Tell everybody what was applied and not told yet. Whoever compares the state with what runs calls this first:
-        what the state asks for and nobody was told of is not lost."""
+        """Deliver the pending answers and effects of apply.
+
+        Call this before comparing the state with what runs: an attempt whose effect is still pending is not lost."""
         while self._unheard:
             self._react(*self._unheard.popleft())
 
     def _react(self, answers: Answers, term: int, effects: list[Effect]) -> None:
         for flight, results in answers:
-            if self.observer is not None:
+            if self._observers:
                 self._observe(flight, results)
             for waiter, result in zip(flight.waiters, results, strict=True):
                 if waiter is not None:
                     try:
                         waiter(result)
-                    except Exception:  # One that fails must not keep the others waiting for ever.
-                        logger.exception("partition %d: an answer could not be taken", self.number)
+                    except Exception:  # A failing waiter must not keep the others waiting forever.
+                        logger.exception("partition %d: processing an answer failed", self.number)
         if not effects:
             return
         leadership = self.leadership
         if leadership is not None and leadership.term == term:
             leadership.carry_out(effects)
         else:
-            # Whoever waits here is told by any replica: the outcome is the same on all of them.
+            # Any replica may answer the clients that wait here: the outcome is the same on all of them.
             for reply in replies_of(effects):
                 self.settle(reply.id, reply.outcome)
 
     def _observe(self, flight: Flight, results: list[Result]) -> None:
-        assert self.observer is not None
         for command, result in zip(flight.commands, results, strict=True):
-            try:
-                self.observer(self, command, result)
-            except Exception:
-                logger.exception("partition %d: an observer failed", self.number)
+            for observer in self._observers:
+                try:
+                    observer(self, command, result)
+                except Exception:
+                    logger.exception("partition %d: an observer failed", self.number)
 
 
-#: See `Partition.observer`.
+#: Is told of each applied command of this process and its result; for `holdfast dev`.
 Observer: TypeAlias = Callable[[Partition, Command, Result], None]
 
 

@@ -1,7 +1,7 @@
-"""A hold on the messages of a partition: while it lasts, none leaves for another partition and none is forgotten here.
+"""A hold on a partition's messages: while it lasts, none is sent to another partition and none is trimmed here.
 
-Who copies the states of all partitions holds them until every copy has begun: milliseconds. Several may hold at once. A hold
-ends by itself, because who began it may die; so it saves work, and nothing is safe that rests on it alone.
+A backup holds all partitions until every copy has begun, which takes milliseconds. Several holds may overlap. A hold
+expires, because the node that began it may die. So it only saves work; safety must not depend on it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Hold:
             self._changed.set()
 
     async def over(self) -> None:
-        """Until nobody holds. Without a hold it does not wait at all: whoever calls it goes on in the same turn."""
+        """Wait until all holds are over. Without a hold, the caller continues in the same turn."""
         while self._until:
             now = asyncio.get_running_loop().time()
             self._until = {who: until for who, until in self._until.items() if until > now}

@@ -1,9 +1,8 @@
-"""The machine of one partition on one node: it applies committed entries to the state, and says what came of them."""
+"""The machine of one partition on one node: it applies committed entries to the state and returns the results."""
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
@@ -28,11 +27,11 @@ from holdfast.statemachine.levels import FIRST, schema_of
 from holdfast.statemachine.machine import apply
 
 logger = logging.getLogger(__name__)
-#: How many batches pass between two looks at how large the state is.
+#: The size of the state is measured once per this many batches.
 MEASURE_EVERY: Final = 64
 
 
-#: Told what a command did, or why it was not acknowledged.
+#: Called with a command's result, or with the reason why it was not acknowledged.
 Waiter: TypeAlias = Callable[[Result | ProposalError], None]
 
 
@@ -51,36 +50,41 @@ class Flight(NamedTuple):
 Answers: TypeAlias = list[tuple[Flight, list[Result]]]
 
 
+#: Of the nonce of a process.
+ORIGIN_BYTES: Final = 8
+
+
 class PartitionMachine:
     """The state machine of one group, on one LMDB environment. Implements `log.replica.Machine`."""
 
-    def __init__(self, number: int, state: State, *, partitions: int) -> None:
+    def __init__(self, number: int, state: State, *, partitions: int, origin: bytes) -> None:
+        """`origin` is a nonce of this process: it marks what this process proposed."""
         self.number = number
         self.partitions = partitions
         self.state = state
         self._core = machine_state.State(number, partitions, level=FIRST)
         self.path = state.path
-        self.origin = os.urandom(8)
+        self.origin = origin
         self._own = batch_head(self.origin)
-        #: What this process proposed. A batch of our own is applied from memory, without decoding it again.
+        #: Batches that this process proposed. They are applied from memory, without decoding them again.
         self.flights: dict[int, Flight] = {}
-        #: Whom to tell: answers, and the effects that a leader of this term has to carry out.
+        #: Receives answers, and the effects that the leader of this term must carry out.
         self.deliver: Callable[[Answers, int, list[Effect]], None] = lambda *_: None
-        self._leading = 0  # The term of our own announcement, if nobody announced behind it.
-        self._waits = False  # The disk is full; the log brings the same entries again.
-        #: What a follower that fell behind the log is offered; `cluster.snapshots` sets it.
+        self._leading = 0  # The term of our own announcement, if no later one follows it.
+        self._waits = False  # The disk is full; the log will pass the same entries again.
+        #: The snapshot offered to followers that fell behind the log; set by `cluster.snapshotting`.
         self.newest: Snapshot | None = None
         self.entries_applied = self.bytes_applied = 0  # By this process.
         self._read_level()
 
     @property
     def level(self) -> int:
-        """What apply does here, and what may be proposed: see `statemachine.levels`."""
+        """The level that determines what apply does and what may be proposed: see `statemachine.levels`."""
         return self._core.level
 
     @property
     def journal_limits(self) -> tuple[int, int]:
-        """Steps and bytes at which the code of an invocation is told that its journal is too long; 0: not said."""
+        """Steps and bytes at which handler code is told that its journal is too long; 0 means no limit."""
         meta = self._core.meta
         return (meta.journal_steps_max, meta.journal_bytes_max) if self.level >= 2 else (0, 0)
 
@@ -96,14 +100,14 @@ class PartitionMachine:
         return self.newest
 
     def swap(self, staged: Staged) -> None:
-        """A snapshot of a later state takes the place of this one."""
+        """Replace the state with a snapshot of a later one."""
         self._core.forget()
         self._leading = 0
         self.state.swap(staged)
         self._read_level()
 
     def apply(self, entries: Sequence[Committed]) -> None:
-        """One write transaction per slice of entries, with the applied index in it."""
+        """Apply entries in one write transaction, which also records the applied index."""
         state, core = self.state, self._core
         while True:
             txn = state.begin()
@@ -116,14 +120,14 @@ class PartitionMachine:
             except lmdb.MapFullError:
                 core.forget()
                 state.abort(txn)
-                state.grow()  # And once more from the beginning: nothing of it has happened.
+                state.grow()  # Then start over: the transaction had no effect.
             except lmdb.Error as error:
                 core.forget()
                 state.abort(txn)
                 translated = state.translate(error)
                 if isinstance(translated, NoSpace) and not self._waits:
                     self._waits = True
-                    logger.error("partition %d: what is committed cannot be applied: %s", self.number, translated)
+                    logger.error("partition %d: committed entries cannot be applied: %s", self.number, translated)
                 raise translated from error
             except BaseException:
                 core.forget()
@@ -140,7 +144,7 @@ class PartitionMachine:
             self.deliver(answers, leading, effects if leading else [*replies_of(effects)])
 
     def _apply(self, entries: Sequence[Committed]) -> tuple[int, Answers]:
-        """(the term in which we lead behind these entries or 0, answers to what we proposed)"""
+        """(the term in which we lead after these entries or 0, answers to our own proposals)"""
         core, own = self._core, self._own
         leading = self._leading
         answers: Answers = []
@@ -156,7 +160,7 @@ class PartitionMachine:
                     results.append(apply(core, now_ms, command))
                     if type(command) is Announce:
                         leading = command.term if flight is not None else 0
-                        core.effects[:] = replies_of(core.effects)  # The rest, its leader derives from the state.
+                        core.effects[:] = replies_of(core.effects)  # The new leader derives the rest from the state.
                 if flight is not None:
                     answers.append((flight, results))
         return leading, answers

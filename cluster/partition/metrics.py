@@ -1,4 +1,4 @@
-"""What Prometheus is told of partitions."""
+"""Prometheus metrics of partitions."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def of_partitions(partitions: Iterable[Partition]) -> Iterator[Metric]:
     commands = CounterMetricFamily("holdfast_partition_commands", "Commands proposed here.", labels=label)
     batches = CounterMetricFamily("holdfast_partition_batches", "Batches of commands proposed here.", labels=label)
     bytes_ = GaugeMetricFamily("holdfast_partition_state_bytes", "Size of the partition's state.", labels=label)
-    took = HistogramMetricFamily(
+    latency = HistogramMetricFamily(
         "holdfast_partition_commit_seconds", "Time from the proposal of a batch until it is applied here.", labels=label
     )
     for partition in partitions:
         name = [str(partition.number)]
-        took.add_metric(name, partition.took.cumulative(), partition.took.sum)
+        latency.add_metric(name, partition.latency.cumulative(), partition.latency.sum)
         status = partition.group.status()
         leader.add_metric(name, float(partition.group.is_leader))
         term.add_metric(name, status.term)
@@ -47,4 +47,4 @@ def of_partitions(partitions: Iterable[Partition]) -> Iterator[Metric]:
         commands.add_metric(name, partition.commands)
         batches.add_metric(name, partition.batches)
         bytes_.add_metric(name, partition.state.bytes_used())
-    yield from (leader, term, commit, commit_lag, apply_lag, under_way, commands, batches, bytes_, took)
+    yield from (leader, term, commit, commit_lag, apply_lag, under_way, commands, batches, bytes_, latency)

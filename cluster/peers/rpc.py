@@ -1,23 +1,24 @@
-"""Questions and answers between nodes, over the peer links that the log already has.
+"""Calls between nodes, over the peer links of the log.
 
-A link carries messages in order, at most once, and loses what is in flight when its session ends. So a question ends in
-one of three ways: an answer, a refusal that the other side sent, or `Unanswered`, when nobody can say whether it was
-carried out. Whoever asks must be able to ask again: under the same id, or by a question that changes nothing.
+A link carries messages in order, at most once, and loses the messages in flight when its session ends. So a call ends
+in one of three ways: an answer, a refusal sent by the peer, or `Unanswered`, when it is unknown whether the call was
+carried out. A caller must be able to repeat a call: under the same id, or because it changes nothing.
 
-Nothing here knows what is asked. Arguments and answers are msgpack values; both sides bound how many are open.
+This module does not know what the calls mean. Arguments and answers are msgpack values; both sides bound the number of
+open calls.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any, Final, TypeAlias
 
 import msgpack
 
+from holdfast.cluster.entropy import Entropy
 from holdfast.log.messages import APP_BYTES_MAX
 from holdfast.sdk.bounds import TooComplex, check_msgpack
 
@@ -26,11 +27,11 @@ logger = logging.getLogger(__name__)
 _ASK: Final = 0
 _ANSWER: Final = 1
 _REFUSE: Final = 2
-_FORGET: Final = 3  # Whoever asked no longer waits.
-_TELL: Final = 4  # Nobody waits for an answer.
+_FORGET: Final = 3  # The caller no longer waits.
+_TELL: Final = 4  # No answer is expected.
 
-FOLLOW_S: Final = 0.05  # How often questions to a leader are compared with who leads.
-OPEN_MAX: Final = 50_000  # Questions of one peer that we work on at a time; more are refused.
+FOLLOW_S: Final = 0.05  # How often calls to a leader are checked for a change of leader.
+OPEN_MAX: Final = 50_000  # Open calls per peer; more are refused.
 
 Handler: TypeAlias = Callable[[str, Any], Awaitable[Any]]
 Listener: TypeAlias = Callable[[str, Any], None]
@@ -38,7 +39,7 @@ QuickHandler: TypeAlias = Callable[[str, Any, "Answer"], None]
 
 
 class Unanswered(Exception):
-    """The link to the peer is down, or went down meanwhile. `sent` tells whether the question may have arrived."""
+    """The link to the peer is down, or went down meanwhile. `sent` tells whether the call may have arrived."""
 
     def __init__(self, peer: str, *, sent: bool) -> None:
         super().__init__(f"{peer} did not answer" if sent else f"{peer} cannot be reached")
@@ -47,7 +48,7 @@ class Unanswered(Exception):
 
 
 class Refused(Exception):
-    """The peer answered that it will not: `kind` is for code, the text for people, `detail` whatever helps further."""
+    """The peer refused the call. `kind` is for code, the message for people; `detail` is optional extra data."""
 
     def __init__(self, kind: str, message: str, detail: Any = None) -> None:
         super().__init__(message)
@@ -57,7 +58,7 @@ class Refused(Exception):
 
 
 class Answer:
-    """How a quick handler answers: later, once, from a callback, without a task of its own."""
+    """Lets a quick handler answer once, later, from a callback, without a task of its own."""
 
     __slots__ = ("_number", "_peer", "_rpc")
 
@@ -74,18 +75,24 @@ class Answer:
 
 
 class Rpc:
-    """One per node. `send` is `LogNode.send`; the node hands in what arrives and which links went down."""
+    """One per node. `send` is `LogNode.send`. The node passes in received messages and link failures."""
 
-    def __init__(self, send: Callable[[str, bytes], bool]) -> None:
+    def __init__(
+        self,
+        send: Callable[[str, bytes], bool],
+        *,
+        leader: Callable[[int], str | None] = lambda _: None,
+        entropy: Entropy | None = None,
+    ) -> None:
+        """`leader` is the leader of a partition, as far as this node knows."""
         self._send = send
-        # Not from 1: an answer to a question of our last life must not fit one of this life.
-        self._numbers = count(secrets.randbits(62))
+        # Starts at random: an answer to a call of a previous process must not match one of this process.
+        self._numbers = count((entropy or Entropy()).bits(62))
         self._asked: dict[str, dict[int, asyncio.Future[Any]]] = {}
-        #: Questions that only whoever leads something can answer: number -> what it is about.
+        #: Calls that only a leader can answer, by peer: call number -> partition.
         self._about: dict[str, dict[int, int]] = {}
         self._following: asyncio.Task[None] | None = None
-        #: Who leads it now, as far as this node knows.
-        self.leader: Callable[[int], str | None] = lambda _: None
+        self._leader = leader
         self._working: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._open: dict[str, int] = {}
         self._handlers: dict[str, Handler] = {}
@@ -96,22 +103,22 @@ class Rpc:
         self._handlers[method] = handler
 
     def serve_quickly(self, method: str, handler: QuickHandler) -> None:
-        """For what is asked thousands of times a second. The handler must not raise, and answers once."""
+        """For methods called thousands of times a second. The handler must not raise, and must answer once."""
         self._quick[method] = handler
 
     def listen(self, method: str, listener: Listener) -> None:
-        """Hear what peers `tell`."""
+        """Receive messages that peers `tell`."""
         self._listeners[method] = listener
 
     def tell(self, peer: str, method: str, argument: Any) -> bool:
-        """Say it once, without an answer. False if there is no link; lost if the link breaks meanwhile."""
+        """Send a message without an answer. Returns False if there is no link. The message is lost if the link breaks."""
         return self._send(peer, msgpack.packb((_TELL, 0, method, argument)))
 
     async def ask(self, peer: str, method: str, argument: Any, *, about: int | None = None) -> Any:
-        """The peer's answer. Raises Refused or Unanswered; cancelling tells the peer to forget the question.
+        """Call a peer. Raises Refused or Unanswered. Cancellation tells the peer to drop the call.
 
-        `about` is what the peer leads and must lead to answer. A leader that is silent while its link stays up (stopped, or
-        heard by nobody) is waited for only until somebody else is known to lead.
+        `about` is the partition that the peer must lead to answer. If the leader is silent while its link stays up
+        (stopped, or isolated), the call ends when another leader is known.
         """
         number = next(self._numbers)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -134,11 +141,11 @@ class Rpc:
                 self._about[peer].pop(number, None)
 
     async def _follow(self) -> None:
-        """While questions to leaders are open: give up those whose leader was succeeded."""
+        """End open calls to leaders that have been replaced."""
         while any(self._about.values()):
             await asyncio.sleep(FOLLOW_S)
             for peer, questions in self._about.items():
-                moved = {it for it in set(questions.values()) if self.leader(it) not in (None, peer)}
+                moved = {it for it in set(questions.values()) if self._leader(it) not in (None, peer)}
                 for number in [number for number, about in questions.items() if about in moved] if moved else ():
                     answer = self._asked.get(peer, {}).get(number)
                     if answer is not None and not answer.done():
@@ -146,7 +153,7 @@ class Rpc:
         self._following = None
 
     def receive(self, peer: str, payload: bytes) -> None:
-        """A message of an authenticated peer. One that makes no sense is dropped: its author runs another release."""
+        """Process a message of an authenticated peer. One that cannot be decoded is dropped: it comes from another release."""
         try:
             check_msgpack(payload)
             kind, number, *rest = msgpack.unpackb(payload, strict_map_key=False)
@@ -164,13 +171,13 @@ class Rpc:
                     if (task := self._working.get((peer, number))) is not None:
                         task.cancel()
         except TooComplex as error:
-            logger.warning("a message of %s is not taken: %s", peer, error)
+            logger.warning("refused a message from %s: %s", peer, error)
             self._refuse_unread(peer, payload, str(error))
         except (ValueError, TypeError) as error:
-            logger.warning("a message of %s cannot be read: %s", peer, error)
+            logger.warning("cannot decode a message from %s: %s", peer, error)
 
     def _refuse_unread(self, peer: str, payload: bytes, why: str) -> None:
-        """Whoever waits for it, here or there, must not wait for ever."""
+        """Refuse a message that was not decoded, so that a caller here or there does not wait forever."""
         unpacker = msgpack.Unpacker(max_buffer_size=32)
         unpacker.feed(payload[:32])
         try:
@@ -184,7 +191,7 @@ class Rpc:
             self._finish(peer, _REFUSE, number, ["TooLarge", why, None])
 
     def peer_down(self, peer: str) -> None:
-        """The session ended: answers to what we asked will not come, and nobody waits for ours."""
+        """The session ended: our calls get no answers any more, and the peer no longer waits for ours."""
         for answer in self._asked.pop(peer, {}).values():
             if not answer.done():
                 answer.set_exception(Unanswered(peer, sent=True))
@@ -210,11 +217,11 @@ class Rpc:
                 _REFUSE,
                 number,
                 "unknown",
-                f"this node does not know {method!r:.60}; is it an older release?",
+                f"this node does not know {method!r:.60}; it may run an older release",
                 None,
             )
         elif handler is None or self._open.get(peer, 0) >= OPEN_MAX:
-            self._say(peer, _REFUSE, number, "overloaded", f"{OPEN_MAX} questions of {peer} are open already", None)
+            self._say(peer, _REFUSE, number, "overloaded", f"{peer} already has {OPEN_MAX} open calls", None)
         else:
             self._open[peer] = self._open.get(peer, 0) + 1
             task = asyncio.ensure_future(self._work(peer, number, handler, argument))
@@ -231,7 +238,7 @@ class Rpc:
         except Refused as refusal:
             self._say(peer, _REFUSE, number, refusal.kind, refusal.message, refusal.detail)
         except Exception as error:
-            logger.exception("a question of %s failed", peer)
+            logger.exception("a call from %s failed", peer)
             self._say(peer, _REFUSE, number, "internal", f"{type(error).__name__}: {error}", None)
         else:
             self._say(peer, _ANSWER, number, answer)
@@ -242,8 +249,8 @@ class Rpc:
 
     def _say(self, peer: str, kind: int, number: int, *rest: Any) -> None:
         row = msgpack.packb((kind, number, *rest))
-        if len(row) > APP_BYTES_MAX:  # The peer would end the link, and everything else that goes over it.
-            why = f"the answer has {len(row)} bytes; at most {APP_BYTES_MAX} are sent between nodes"
+        if len(row) > APP_BYTES_MAX:  # The peer would close the link, with everything else on it.
+            why = f"the answer has {len(row)} bytes; the limit between nodes is {APP_BYTES_MAX}"
             row = msgpack.packb((_REFUSE, number, "TooLarge", why, None))
         self._send(peer, row)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from holdfast.cluster.clock import Clock
+from holdfast.cluster.entropy import Entropy
 from holdfast.log.engine import Snapshot
 from holdfast.log.replica import Committed
 from holdfast.statemachine import meta
+from holdfast.statemachine.access import NoteTokenUse
+from holdfast.statemachine.audit import RecordActs
 from holdfast.statemachine.commands import Mode, Retry
+from holdfast.statemachine.members import REMOVED
 from holdfast.statemachine.meta import (
     Deployment,
     Handler,
@@ -23,6 +26,8 @@ from holdfast.statemachine.meta import (
 )
 
 IDENTITY_DIGITS: Final = 8
+#: They change nothing that is looked up.
+_NOTES: Final = (NoteTokenUse, RecordActs)
 DAY_MS: Final = 24 * 60 * 60 * 1000
 RETENTION_MS: Final = DAY_MS
 INACTIVITY_MS: Final = 60_000
@@ -67,15 +72,16 @@ class Target(NamedTuple):
 class MetaMachine:
     """The meta group's state on this node. Implements `log.replica.Machine`."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None, entropy: Entropy | None = None) -> None:
+        self._clock = clock or Clock()
         self.state = MetaState()
         self.applied = (0, 0)
-        self.identity = ""  # Of the founding: two clusters of one name differ, and all nodes of one agree.
-        self.origin = os.urandom(8)
+        self.identity = ""  # Drawn when the cluster was founded, so clusters of one name differ.
+        self.origin = (entropy or Entropy()).bytes(8)
         self.version = 0
         self.targets: dict[tuple[str, str], Target] = {}
         self.pinned: dict[str, dict[tuple[str, str], Target]] = {}
-        self.services: dict[str, tuple[Service, Deployment]] = {}  # as new invocations meet them
+        self.services: dict[str, tuple[Service, Deployment]] = {}  # as new invocations see them
         self.on_change: list[Callable[[], None]] = []
         self._waiting: dict[int, asyncio.Future[Outcome]] = {}
         self._sequence = 0
@@ -88,7 +94,7 @@ class MetaMachine:
                 outcome = meta.apply(self.state, proposal.now_ms, proposal.command)
                 if not self.identity and self.state.partitions:
                     self.identity = hashlib.sha256(raw).hexdigest()[:IDENTITY_DIGITS]
-                changed = True
+                changed |= type(proposal.command) not in _NOTES
                 if proposal.origin == self.origin:
                     future = self._waiting.pop(proposal.sequence, None)
                     if future is not None and not future.done():
@@ -99,11 +105,21 @@ class MetaMachine:
             for callback in self.on_change:
                 callback()
 
+    def replicas(self, number: int) -> tuple[str, ...]:
+        """The nodes that have a partition, by the cluster's table."""
+        replicas = self.state.membership.table.get(number)
+        return replicas.members if replicas is not None else ()
+
+    def others(self, node: str) -> set[str]:
+        """All members of the cluster but this one, up or down."""
+        nodes = self.state.membership.nodes
+        return {name for name, member in nodes.items() if member.state != REMOVED and name != node}
+
     def snapshot(self) -> Snapshot | None:
         return None  # The log of the meta group is never trimmed: it grows by a few entries per deployment.
 
     def index(self) -> None:
-        """Make the lookup tables anew. Deployments come rarely and lookups with every request."""
+        """Rebuild the lookup tables. Deployments change rarely; lookups come with every request."""
         state = self.state
         self.version += 1
         self.pinned = {
@@ -118,7 +134,7 @@ class MetaMachine:
         for name in state.offers:
             deployment = state.current(name)
             service = deployment.service(name) if deployment is not None else None
-            assert deployment is not None and service is not None, "what is offered is there"
+            assert deployment is not None and service is not None, "an offered handler must exist in its deployment"
             self.services[name] = (service, deployment)
         self.targets = {
             where: target
@@ -133,7 +149,7 @@ class MetaMachine:
         sequence = self._sequence
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting[sequence] = future
-        raw = meta.encode(meta.Proposal(self.origin, sequence, int(time.time() * 1000), command))
+        raw = meta.encode(meta.Proposal(self.origin, sequence, int(self._clock.wall_s() * 1000), command))
         return raw, sequence, future
 
     def forget(self, sequence: int) -> None:
@@ -142,14 +158,14 @@ class MetaMachine:
 
 def _target(deployment: Deployment, service: Service, handler: Handler) -> Target:
     return Target(
-        service.name,
-        handler.name,
-        service.kind,
-        MODES[handler.mode],
-        deployment.id,
-        _options(service.options, handler.options),
-        handler.input_type,
-        handler.output_type,
+        service=service.name,
+        handler=handler.name,
+        kind=service.kind,
+        mode=MODES[handler.mode],
+        deployment=deployment.id,
+        options=_options(service.options, handler.options),
+        input_type=handler.input_type,
+        output_type=handler.output_type,
     )
 
 

@@ -1,8 +1,8 @@
-"""The log of the meta group as any node sees it: a proposal goes to whoever leads it.
+"""The log of the meta group, seen from any node: proposals go to its leader.
 
-Every node applies the meta group, and a proposal carries the process it came from. So the answer never travels: the proposer's
-own replica gives it when the entry is applied here, which is also when this node knows what it has just changed. Proposing
-twice is harmless: the first one that is applied answers.
+Every node applies the meta group, and a proposal carries the process it came from. So the answer never travels: the
+proposer's own replica gives it when it applies the entry, and from then on this node knows the change. Proposing twice is
+harmless: the first proposal that is applied answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.log.node import Group
 
 WAIT_S: Final = 20.0
 _RETRY_S: Final = 0.05
-SHARED_WAIT_S: Final = 2.0  # For an answer at the doors: a client would rather be told to come back.
+SHARED_WAIT_S: Final = 2.0  # For requests of clients: a client prefers to be told to come back.
 REST_S: Final = 0.01  # Between two shared reads.
 META: Final = -1  # What a question about the meta group is about; partitions count from 0.
 
@@ -27,7 +27,7 @@ class MetaLog:
         self._node = node
         self._group = group
         self._rpc = rpc
-        #: As `fresh`, for whoever answers strangers: a flood of questions is a few reads.
+        #: Like `fresh`, but shared: a flood of questions from strangers costs a few reads.
         self.known = SharedRead(self.fresh)
         rpc.serve("meta-propose", self._serve)
 
@@ -35,7 +35,7 @@ class MetaLog:
         self.known.stop()
 
     async def propose(self, raw: bytes) -> None:
-        """Returns when the entry is committed. Raises a ProposalError when nobody takes it for a while."""
+        """Returns when the entry is committed. Raises a ProposalError if no leader accepts it in time."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + WAIT_S
         while True:
@@ -94,16 +94,16 @@ class MetaLog:
 
 
 class SharedRead:
-    """Linearizable reads of the meta group for everybody who asks on this node, however many ask.
+    """Linearizable reads of the meta group, shared by all callers on this node.
 
     Before this node says that something does not exist, it asks whether the cluster knows better. Strangers may ask for names
-    that do not exist as often as they like, so one read is under way at a time, and everybody who came before it began shares
-    it: a read that began earlier could miss what was acknowledged before they asked.
+    that do not exist as often as they like, so only one read runs at a time. All callers that arrived before it began share
+    it. Later callers wait for the next one: a read that began earlier could miss what was acknowledged before they asked.
     """
 
     def __init__(self, read: Callable[[], Awaitable[None]]) -> None:
         self._read = read
-        self._next: asyncio.Future[None] | None = None  # Of those who wait for a read to begin.
+        self._next: asyncio.Future[None] | None = None  # For the callers that wait for the next read to begin.
         self._reading: asyncio.Task[None] | None = None
 
     async def __call__(self) -> None:
@@ -112,7 +112,7 @@ class SharedRead:
             self._next = asyncio.get_running_loop().create_future()
         if self._reading is None:
             self._reading = asyncio.get_running_loop().create_task(self._run())
-        await asyncio.shield(self._next)  # One who gives up does not end the wait of the others.
+        await asyncio.shield(self._next)  # A caller that gives up does not end the wait of the others.
 
     async def _run(self) -> None:
         try:
@@ -125,7 +125,7 @@ class SharedRead:
                 except (ProposalError, TimeoutError):
                     _fail(waiting)
                 except BaseException:
-                    _fail(waiting)  # Whatever becomes of us, nobody waits for ever.
+                    _fail(waiting)  # Even if this task is cancelled, no caller waits for ever.
                     raise
                 await asyncio.sleep(REST_S)
         finally:
@@ -141,4 +141,4 @@ class SharedRead:
 
 def _fail(waiting: asyncio.Future[None]) -> None:
     waiting.set_exception(NotLeader(None))
-    waiting.exception()  # Whoever asked may be gone.
+    waiting.exception()  # The caller may be gone.

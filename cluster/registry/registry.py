@@ -4,36 +4,33 @@
 lookup tells ingress and invoker what a handler is (`resolve`) and what it was on the deployment an invocation is pinned to
 (`target`). The state is small and lives in memory; a restart reads it from the log again.
 
-`Registry` is the door: it asks an endpoint what it offers (`discover`), checks the answer word by word (`read_manifest`: an
-error names the place inside the manifest), and proposes.
+`Registry` is the door: it has the handler protocol ask an endpoint what it offers (`Discover`), and proposes it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-import os
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
-import aiohttp
-
+from holdfast.cluster.entropy import Entropy
 from holdfast.cluster.errors import (
-    BadManifest,
     BadRequest,
     Conflict,
-    EndpointFailed,
     Full,
     NotFound,
     Unavailable,
     UnknownHandler,
     UnknownService,
 )
+from holdfast.cluster.origins import NO_CREDENTIALS, host_behind_credentials
 from holdfast.cluster.registry.machine import MetaMachine, Target
-from holdfast.cluster.registry.manifest import MANIFEST_BYTES_MAX, read_manifest
+from holdfast.cluster.registry.offer import Discover
 from holdfast.log.errors import ProposalError
+from holdfast.statemachine.effects import Code
 from holdfast.statemachine.levels import FIRST
 from holdfast.statemachine.meta import (
     Deployment,
@@ -49,7 +46,6 @@ from holdfast.statemachine.meta import (
 T = TypeVar("T")
 URI_BYTES_MAX: Final = 2048
 METADATA_BYTES_MAX: Final = 16 * 1024
-DISCOVER_TIMEOUT_S: Final = 10.0
 _HOST: Final = re.compile(r"[a-z0-9_.\-]+|\[[0-9a-f:.]+\]")
 
 
@@ -59,7 +55,7 @@ class Registered(NamedTuple):
 
 
 class MetaGroup(Protocol):
-    """The log of the meta group: `MetaLog` finds its leader, and `log.node.Group` is one for whoever leads."""
+    """The log of the meta group: `MetaLog` finds its leader, and on the leader `log.node.Group` serves as well."""
 
     def propose(self, command: bytes, /) -> Awaitable[object]: ...
 
@@ -67,26 +63,28 @@ class MetaGroup(Protocol):
 class Registry:
     """Deployments and services, as ingress, invoker and admin see them.
 
-    `group` gives the meta group of this node; `in_flight` counts the invocations pinned to a deployment, over all
-    partitions.
+    `group` is the meta group as this node sees it. `fresh` returns when this node knows every change that was acknowledged
+    before the call; without it, this node's own state counts.
     """
 
-    def __init__(self, machine: MetaMachine, group: Callable[[], MetaGroup]) -> None:
+    def __init__(
+        self,
+        machine: MetaMachine,
+        group: MetaGroup,
+        discover: Discover,
+        *,
+        fresh: Callable[[], Awaitable[None]] | None = None,
+        entropy: Entropy | None = None,
+    ) -> None:
         self.machine = machine
-        self.in_flight: Callable[[str], Awaitable[int]] | None = None
-        #: Returns when this node knows every change that was acknowledged before the call; the node sets it.
-        self.fresh: Callable[[], Awaitable[None]] | None = None
+        self.fresh = fresh
+        self._entropy = entropy or Entropy()
         self._group = group
-        self._session: aiohttp.ClientSession | None = None
+        self._discover = discover
 
     @property
     def state(self) -> MetaState:
         return self.machine.state
-
-    async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
 
     # -- lookups, on the hot path
 
@@ -101,7 +99,7 @@ class Registry:
         return self.machine.targets.get((service, handler))
 
     def target(self, deployment: str, service: str, handler: str) -> Target | None:
-        """A handler as the deployment that an invocation is pinned to offers it; None: it is not there (any more)."""
+        """A handler as the deployment that an invocation is pinned to offers it; None if it no longer exists."""
         return self.machine.pinned.get(deployment, {}).get((service, handler))
 
     def deployment(self, id_: str) -> Deployment | None:
@@ -110,7 +108,7 @@ class Registry:
     def get_deployment(self, id_: str) -> Deployment:
         found = self.deployment(id_)
         if found is None:
-            raise NotFound(f"there is no deployment {id_!r:.100}", "holdfast deployments list shows what there is")
+            raise NotFound(f"there is no deployment {id_!r:.100}", "`holdfast deployments list` lists all deployments")
         return found
 
     def get_service(self, name: str) -> tuple[Service, Deployment]:
@@ -128,16 +126,16 @@ class Registry:
         if known is None:
             return UnknownService(
                 f"there is no service {service!r:.150}",
-                "register the deployment that offers it: holdfast deployments register <uri>",
+                "register the deployment that offers it: `holdfast deployments register URI`",
             )
         names = ", ".join(sorted(each.name for each in known[0].handlers))
         return UnknownHandler(f"service {service} has no handler {handler!r:.150}", f"its handlers are: {names:.500}")
 
     async def certainly(self, look: Callable[[], T]) -> T:
-        """What `look` finds in the state of this node. It raises NotFound only for what does not exist in the cluster.
+        """What `look` finds in the state of this node. Raises NotFound only if the whole cluster does not know it.
 
-        This node may be behind: what another node has just acknowledged is not here yet. So it asks the meta group and looks
-        again. Raises Unavailable if nobody can answer that now.
+        This node may be behind another one that has just acknowledged a change. So it asks the meta group and looks again.
+        Raises Unavailable if the meta group does not answer.
         """
         try:
             return look()
@@ -155,11 +153,11 @@ class Registry:
     # -- changes, through the log of the meta group
 
     async def propose(self, command: MetaCommand, timeout_s: float = 30.0) -> Outcome:
-        """Raises the log's ProposalErrors; a node that does not lead the meta group gets NotLeader."""
+        """Raises the log's ProposalErrors; NotLeader if the group has another leader."""
         raw, sequence, future = self.machine.expect(command)
         try:
             async with asyncio.timeout(timeout_s):
-                await self._group().propose(raw)
+                await self._group.propose(raw)
                 return await future
         finally:
             self.machine.forget(sequence)
@@ -167,19 +165,23 @@ class Registry:
     async def found(
         self, *, cluster: str, partitions: int, founders: Sequence[str] = (), replication: int = 3, level: int = FIRST
     ) -> MetaState:
-        """Make the cluster's settings, unless they are made. The state says what holds."""
-        await self.propose(FoundCluster(cluster, partitions, list(founders), replication, level))
+        """Record the settings of a new cluster, unless they are recorded. The state has the result."""
+        await self.propose(
+            FoundCluster(
+                cluster=cluster, partitions=partitions, founders=list(founders), replication=replication, level=level
+            )
+        )
         return self.state
 
     async def register(self, uri: str, *, force: bool = False, metadata: Mapping[str, str] | None = None) -> Registered:
         """Ask the endpoint what it offers, and make it a deployment (201), or find it unchanged (200)."""
         uri = normalize_uri(uri)
         command = RegisterDeployment(
-            new_deployment_id(), uri, *await self.discover(uri), dict(metadata or {}), force
+            "dp_" + self._entropy.bytes(8).hex(), uri, *await self._discover(uri), dict(metadata or {}), force
         )  # fmt: skip
         outcome = await self.propose(command)
         result = outcome.result
-        if result.code == 409:
+        if result.code == Code.CONFLICT:
             hint = (
                 "run new code at a new uri and register that one; force=true overwrites it in place, and what runs on it "
                 "goes on with the changed code"
@@ -187,70 +189,39 @@ class Registry:
                 else "keep what callers use, or force=true to break them"
             )
             raise Conflict(result.message, hint, outcome.differences)
-        if result.code == 507:
+        if result.code == Code.FULL:
             raise Full(result.message)
-        assert outcome.deployment is not None, "a registration that was not refused has a deployment"
-        return Registered(self.state.deployments[outcome.deployment], created=result.code == 0)
+        assert outcome.deployment is not None, "an accepted registration must have a deployment"
+        return Registered(self.state.deployments[outcome.deployment], created=result.code == Code.DONE)
 
-    async def remove(self, id_: str, *, force: bool = False) -> None:
-        """Refused while anything runs on it or new invocations go to it, unless forced."""
+    async def remove(
+        self, id_: str, *, force: bool = False, in_flight: Callable[[str], Awaitable[int]] | None = None
+    ) -> None:
+        """Refused while anything runs on it or new invocations go to it, unless forced. `in_flight` counts what runs on it,
+        over all partitions.
+        """
         await self.certainly(lambda: self.get_deployment(id_))
-        if not force and self.in_flight is not None and (running := await self.in_flight(id_)):
+        if not force and in_flight is not None and (running := await in_flight(id_)):
             raise Conflict(
                 f"{running} invocation{'s run' if running != 1 else ' runs'} on {id_}",
                 "wait until they have completed, or force=true: they pause until they are resumed on another deployment",
             )
         outcome = await self.propose(RemoveDeployment(id_, force))
-        if outcome.result.code == 404:
+        if outcome.result.code == Code.NOT_FOUND:
             raise NotFound(outcome.result.message)
-        if outcome.result.code == 409:
+        if outcome.result.code == Code.CONFLICT:
             raise Conflict(
                 outcome.result.message, "or force=true: the revision before becomes current again", outcome.differences
             )
 
-    async def discover(self, uri: str) -> tuple[list[Service], str, list[str], list[int]]:
-        """(services, sdk, modes, protocol) as the endpoint at `uri` says; each error says what to look at."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=DISCOVER_TIMEOUT_S), cookie_jar=aiohttp.DummyCookieJar()
-            )
-        where = f"{uri}/discover"
-        hint = "is the handlers' process running, and can this node reach that address?"
-        try:
-            async with self._session.get(
-                where, headers={"Accept": "application/json"}, allow_redirects=False
-            ) as response:
-                if 300 <= response.status < 400:
-                    raise EndpointFailed(
-                        f"GET {where} answered {response.status}: it redirects to "
-                        f"{response.headers.get('Location', '')!r:.200}",
-                        "redirects are not followed: register the address itself",
-                    )
-                if response.status != 200:
-                    raise EndpointFailed(
-                        f"GET {where} answered {response.status}",
-                        "a Holdfast endpoint answers 200 with its manifest: check the uri and its path",
-                    )
-                body = bytearray()
-                async for chunk in response.content.iter_any():
-                    body += chunk
-                    if len(body) > MANIFEST_BYTES_MAX:
-                        raise BadManifest("$", f"it is larger than {MANIFEST_BYTES_MAX} bytes")
-        except TimeoutError:
-            raise EndpointFailed(f"GET {where}: no answer within {DISCOVER_TIMEOUT_S:.0f} seconds", hint) from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            # ValueError: a server that sends what is not HTTP, or a host name that cannot be encoded.
-            raise EndpointFailed(f"GET {where} failed: {error or type(error).__name__}", hint) from None
-        return read_manifest(bytes(body))
-
-
-def new_deployment_id() -> str:
-    return "dp_" + os.urandom(8).hex()
-
 
 def normalize_uri(uri: str) -> str:
-    """One spelling per place: scheme and host in lower case, no slash at the end, no query."""
+    """The one spelling of a URI: scheme and host in lower case, no trailing slash, no query."""
     hint = "for example http://127.0.0.1:9080"
+    if (host := host_behind_credentials(uri)) is not None:
+        raise BadRequest(
+            f"the uri of {host:.200} has credentials in it, which everybody who reads would see", NO_CREDENTIALS
+        )
     if len(uri.encode(errors="replace")) > URI_BYTES_MAX or any(c <= " " or c == "\x7f" for c in uri):
         raise BadRequest(f"not a uri: at most {URI_BYTES_MAX} bytes without spaces", hint)
     try:
@@ -260,8 +231,8 @@ def normalize_uri(uri: str) -> str:
         raise BadRequest(f"not a uri: {error}", hint) from None
     if parts.scheme.lower() not in ("http", "https") or not parts.hostname:
         raise BadRequest(f"not a uri of an endpoint: {uri!r:.200}", f"it begins with http:// or https://, {hint}")
-    if parts.username is not None or parts.query or parts.fragment:
-        raise BadRequest("a uri of an endpoint has no user, query or fragment", hint)
+    if parts.query or parts.fragment:
+        raise BadRequest("a uri of an endpoint has no query or fragment", hint)
     host = parts.hostname
     try:
         host = host if host.isascii() else host.encode("idna").decode()

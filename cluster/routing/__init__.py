@@ -1,1 +1,1 @@
-"""From an id to the leader of its partition, and from its outcome back to the clients that wait."""
+"""Routes commands to the leader of an id's partition, and outcomes back to the clients that wait."""

@@ -1,7 +1,7 @@
-"""What the partitions of this node know, put together: for ingress and admin, read only.
+"""Read-only access to the state of all partitions, for ingress and admin.
 
-A reader looks at one consistent view per partition and never holds it over an await. Whatever may be long is read in slices
-with turns of the loop between them, so that a curious operator does not hold up the work.
+A reader uses one consistent view per partition and never holds it across an await. Long results are read in slices with
+turns of the event loop in between, so that an operator's query does not delay the work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.log.errors import NotHosted, ProposalError
 from holdfast.log.messages import APP_BYTES_MAX
 from holdfast.sdk.ids import InvocationId, partition_key, partition_of
 from holdfast.sdk.journal import Step, unpack_step
-from holdfast.statemachine import history, queries, refs
+from holdfast.statemachine import explain, history, queries, refs
 from holdfast.statemachine.blobs import chunks_of
 from holdfast.statemachine.commands import Payload, Ref
 from holdfast.statemachine.effects import Status
@@ -39,14 +39,12 @@ from holdfast.statemachine.records import (
 )
 from holdfast.statemachine.txn import ReadTxn
 
-SLICES_MAX: Final = (
-    20  # of one page, or two for each partition: a filter that finds little gives a short page and a cursor
-)
-SLICE_RECORDS_MIN: Final = 16  # asked for at once
+SLICES_MAX: Final = 20  # per page, or two per partition; a filter that matches little gives a short page and a cursor
+SLICE_RECORDS_MIN: Final = 16  # per request
 PAGE_OF_SCAN: Final = 1000
 FIRST_FILTERS: Final = 6  # fields of a filter before level 2
-STATE_BYTES_MAX: Final = APP_BYTES_MAX // 2  # of one key, shown at once; a peer's answer must hold it
-SLICE_CHUNKS: Final = 8  # of a large value, read at once
+STATE_BYTES_MAX: Final = APP_BYTES_MAX // 2  # state of one key in one answer, which must fit a peer's message
+SLICE_CHUNKS: Final = 8  # of a large value, per read
 
 
 class Summary(NamedTuple):
@@ -68,7 +66,7 @@ class Led(Protocol):
 
 
 class Partition(Protocol):
-    """As `cluster.partition.Partition` offers it."""
+    """The part of `cluster.partition.door.Partition` that is used here."""
 
     @property
     def number(self) -> int: ...
@@ -90,14 +88,14 @@ class Description(NamedTuple):
 
 class Page(NamedTuple):
     records: list[Invocation]
-    cursor: str | None  # None: there is no more
+    cursor: str | None  # None: there are no more
 
 
 class Keyed(NamedTuple):
     """One virtual object or workflow."""
 
     record: Object | None
-    state: dict[str, Payload]  # References are only on the way: see `Reader.keyed`.
+    state: dict[str, Payload]  # Contains references only in transit: see `Reader.keyed`.
     complete: bool
 
 
@@ -106,9 +104,9 @@ class _Source:
 
     def __init__(self, number: int, position: bytes) -> None:
         self.number = number
-        self.position = position  # up to which it was read
-        self.more = True  # behind that
-        self.records: deque[Invocation] = deque()  # that were read and not shown
+        self.position = position  # read up to here
+        self.more = True  # after that
+        self.records: deque[Invocation] = deque()  # read, but not returned yet
 
     @property
     def is_dry(self) -> bool:
@@ -119,10 +117,12 @@ class _Source:
 
 
 class Reader:
-    """Questions about one invocation or key see all that was acknowledged before (`fresh` makes sure), and so does
-    `in_flight`. Lists and figures are what a replica has.
+    """Answers queries from the replicas of the cluster.
 
-    A partition that is not on this node is read on one that has it: the same question, asked there (`serve`).
+    Queries about one invocation or key, and `in_flight`, see everything acknowledged before (see `fresh`). Lists and
+    statistics show what one replica has.
+
+    A partition that is not on this node is read on a node that has it, by the same query (`serve`).
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Reader:
         objects: Objects,
         level: Callable[[], int] = lambda: LEVEL,
     ) -> None:
-        """`level`: of the cluster. Every node of it then knows the questions of that level."""
+        """`level` is the cluster's level: every node supports the queries of that level."""
         self._level = level
         self.count = count
         self._hosted = hosted
@@ -159,7 +159,7 @@ class Reader:
             return _QUESTIONS[question].answer(txn, *arguments)
 
     async def serve(self, peer: str, argument: Any) -> Any:
-        """A question of a node that has no replica."""
+        """Answer the query of a node that has no replica."""
         number, question, arguments, fresh = argument
         if number not in self._hosted or question not in _QUESTIONS:
             raise Refused("NotHosted", f"partition {number} is not here")
@@ -173,29 +173,29 @@ class Reader:
         found: Summary | None = await self._ask(partition_of(id_, self.count), "lookup", id_)
         return found
 
-    async def completed(self, number: int, ids: list[bytes]) -> list[tuple[bytes, list[Any]]]:
-        """Which of these have an outcome."""
-        found: list[tuple[bytes, list[Any]]] = await self._ask(number, "completed", ids)
+    async def completed(self, number: int, ids: list[InvocationId]) -> list[tuple[InvocationId, list[Any]]]:
+        """Those of `ids` that have an outcome."""
+        found: list[tuple[InvocationId, list[Any]]] = await self._ask(number, "completed", ids)
         return found
 
-    async def paused(self, number: int, ids: list[bytes]) -> list[bytes]:
-        """Which of these are paused, as far as a replica knows."""
-        found: list[bytes] = await self._ask(number, "paused", ids, fresh=False)
+    async def paused(self, number: int, ids: list[InvocationId]) -> list[InvocationId]:
+        """Those of `ids` that are paused, as far as a replica knows."""
+        found: list[InvocationId] = await self._ask(number, "paused", ids, fresh=False)
         return found
 
-    async def value(self, id_: bytes, ref: Ref) -> bytes:
+    async def value(self, id_: InvocationId, ref: Ref) -> bytes:
         """A large value of the partition of `id_`. Raises NotFound, StoreDown, ValueLost or a ProposalError."""
         return await self._value(partition_of(id_, self.count), ref)
 
     async def _value(self, number: int, ref: Ref) -> bytes:
-        """In slices, or from the shared store. Whoever was told of it may be ahead of the replica here."""
+        """Read a value in slices, or from the shared store. The caller may be ahead of the replica here."""
         slices: list[bytes] = []
         for first in range(0, chunks_of(refs.stored_size(ref.data)), SLICE_CHUNKS):
             found = await self._ask(number, "blob", ref.data, first, fresh=False)
             if found is None:
                 found = await self._ask(number, "blob", ref.data, first)
             if found is None:
-                raise NotFound("the value is no longer kept")
+                raise NotFound("the value no longer exists")
             if isinstance(found, str):
                 return refs.restored(ref, await self._stored(number, ref, found))
             slices.append(found)
@@ -203,13 +203,16 @@ class Reader:
         return refs.restored(ref, b"".join(slices))
 
     async def _stored(self, number: int, ref: Ref, name: str) -> bytes:
-        """A replica that is behind may name an object that is deleted: only who is up to date can say that one is lost."""
+        """Read from the shared store.
+
+        A lagging replica may name a deleted object, so only an up-to-date one can report a loss.
+        """
         try:
             return await self._objects.get(number, ref.data, name)
         except ValueLost as error:
             now = await self._ask(number, "blob", ref.data, 0)
             if not isinstance(now, str):
-                raise NotFound("the value is no longer kept") from None
+                raise NotFound("the value no longer exists") from None
             if now != name:
                 return await self._objects.get(number, ref.data, now)
             self._objects.report(error, f"partition {number}")
@@ -220,12 +223,12 @@ class Reader:
         return found
 
     async def journal(self, id_: InvocationId, start: int, limit: int) -> list[Step] | None:
-        """None: there is no such invocation."""
+        """The steps of an invocation, or None if it does not exist."""
         steps = await self._ask(partition_of(id_, self.count), "journal", id_, start, limit)
         return [unpack_step(raw) for raw in steps] if steps is not None else None
 
     async def page(self, wanted: Filter, cursor: str | None, limit: int) -> Page:
-        """The newest that match, over all partitions. A page may be short and still have a cursor: see SLICES_MAX."""
+        """The newest matching invocations of all partitions. A short page may still have a cursor: see SLICES_MAX."""
         after = _parse_cursor(cursor)
         numbers: Iterable[int] = range(self.count)
         if wanted.service is not None and wanted.key is not None:
@@ -241,7 +244,7 @@ class Reader:
                 await asyncio.gather(*(self._fill(source, wanted, size) for source in dry))
                 await asyncio.sleep(0)
                 budget -= len(dry)
-            # A source that found nothing so far may yet have something behind the place to which it was read.
+            # A source without results so far may still have some after the position it was read to.
             stuck = min((each.position for each in sources if each.is_dry), default=b"")
             heads = [each for each in sources if each.records]
             if not heads:
@@ -257,7 +260,7 @@ class Reader:
         return Page(found, _format_cursor(last) if more else None)
 
     async def _fill(self, source: _Source, wanted: Filter, limit: int) -> None:
-        """More of one partition."""
+        """Read more of one partition."""
         slice_ = None
         if self._level() >= 2:
             slice_ = await self._ask(source.number, "newest", tuple(wanted), source.position, limit, fresh=False)
@@ -268,12 +271,12 @@ class Reader:
             source.position = more
 
     async def _scan(self, source: _Source, wanted: Filter, limit: int) -> tuple[list[Invocation], bytes | None]:
-        """The same of a partition whose index is not complete: all of it is looked at. That ends with an upgrade."""
+        """The same for a partition whose index is incomplete: scan all of it. An upgrade completes the index."""
         best: list[tuple[bytes, Invocation]] = []
         after: bytes | None = b""
         passed = 0
         while after is not None:
-            # The first fields of a filter are all that a node of the release before knows.
+            # A node of the previous release knows only the first fields of a filter.
             records, after = await self._ask(
                 source.number, "slice", tuple(wanted)[:FIRST_FILTERS], after, PAGE_OF_SCAN, fresh=False
             )
@@ -297,23 +300,23 @@ class Reader:
         return keyed._replace(state=state)
 
     async def statistics(self, *, fresh: bool = False) -> Statistics:
-        """Of all partitions together."""
+        """Sum over all partitions."""
         return add_statistics([await self._ask(number, "statistics", fresh=fresh) for number in range(self.count)])
 
     async def statistics_here(self) -> Statistics:
-        """Of the partitions that this node leads: so the nodes' figures add up to the cluster's."""
+        """Sum over the partitions that this node leads, so that the nodes' figures add up to the cluster's."""
         led = [number for number, partition in self._hosted.items() if partition.group.is_leader]
         return add_statistics([await self._answer(number, "statistics", (), fresh=False) for number in led])
 
     async def in_flight(self, deployment: str) -> int:
-        """How many invocations are pinned to a deployment and not completed."""
+        """Number of incomplete invocations that are pinned to a deployment."""
         return (await self.statistics(fresh=True)).deployments.get(deployment, 0)
 
 
-# -- the questions: what is read in one view of one partition, and how an answer travels -------------------------------
+# -- queries: each reads one view of one partition, and knows how its answer is encoded --------------------------------
 
 
-def _lookup(txn: ReadTxn, id_: bytes) -> Summary | None:
+def _lookup(txn: ReadTxn, id_: InvocationId) -> Summary | None:
     record = queries.load(txn, id_)
     if record is None:
         return None
@@ -321,13 +324,13 @@ def _lookup(txn: ReadTxn, id_: bytes) -> Summary | None:
     return Summary(outcome, record.service, record.handler, record.deployment)
 
 
-def _completed(txn: ReadTxn, ids: list[bytes]) -> list[tuple[bytes, list[Any]]]:
+def _completed(txn: ReadTxn, ids: list[InvocationId]) -> list[tuple[InvocationId, list[Any]]]:
     found = [(invocation, queries.outcome(txn, invocation)) for invocation in ids]
     return [(invocation, outcome) for invocation, outcome in found if outcome is not None]
 
 
 def _blob(txn: ReadTxn, blob: bytes, first: int) -> bytes | str | None:
-    """A slice of it, or the name of its object in the shared store."""
+    """A slice of a large value, or the name of its object in the shared store."""
     last = min(first + SLICE_CHUNKS, chunks_of(refs.stored_size(blob)))
     try:
         if name := queries.place(txn, blob):
@@ -337,20 +340,20 @@ def _blob(txn: ReadTxn, blob: bytes, first: int) -> bytes | str | None:
         return None
 
 
-def _describe(txn: ReadTxn, id_: bytes) -> Description | None:
+def _describe(txn: ReadTxn, id_: InvocationId) -> Description | None:
     record = queries.load(txn, id_)
     if record is None:
         return None
     return Description(
-        record,
-        queries.why_not_running(txn, id_),
-        queries.last_failure(txn, id_),
-        queries.outcome(txn, id_) if record.status == Status.COMPLETED else None,
-        history.attempts(txn, id_) if record.lapses else (),
+        record=record,
+        why_not_running=explain.why_not_running(txn, id_),
+        last_failure=queries.last_failure(txn, id_),
+        outcome=queries.outcome(txn, id_) if record.status == Status.COMPLETED else None,
+        history=history.attempts(txn, id_) if record.lapses else (),
     )
 
 
-def _journal(txn: ReadTxn, id_: bytes, start: int, limit: int) -> list[bytes] | None:
+def _journal(txn: ReadTxn, id_: InvocationId, start: int, limit: int) -> list[bytes] | None:
     return queries.journal(txn, id_, start, limit) if queries.load(txn, id_) is not None else None
 
 
@@ -371,18 +374,18 @@ def _keyed(txn: ReadTxn, service: str, key: str) -> Keyed:
     return Keyed(record, *queries.eager_state(txn, record.id, STATE_BYTES_MAX))
 
 
-def _pack_record(record: Invocation) -> tuple[bytes, bytes]:
+def _pack_record(record: Invocation) -> tuple[InvocationId, bytes]:
     return record.id, pack_invocation(record)
 
 
 def _unpack_description(row: Any) -> Description:
-    record, why, failure, outcome, *later = row  # A node of the release before has no history.
+    record, why, failure, outcome, *later = row  # A node of the previous release sends no history.
     return Description(
-        unpack_invocation(*record),
-        why,
-        FailedAttempt(*failure) if failure is not None else None,
-        outcome,
-        [EndedAttempt(*each) for each in later[0]] if later else (),
+        record=unpack_invocation(*record),
+        why_not_running=why,
+        last_failure=FailedAttempt(*failure) if failure is not None else None,
+        outcome=outcome,
+        history=[EndedAttempt(*each) for each in later[0]] if later else (),
     )
 
 
@@ -437,15 +440,15 @@ def add_statistics(each: Sequence[Statistics]) -> Statistics:
             totals = [mine + theirs for mine, theirs in zip(known[1:], figures[1:], strict=True)]
             services[name] = ServiceStatistics(by_status, *totals)
     return Statistics(
-        services,
-        dict(deployments),
-        sum(one.completed for one in each),
-        sum(one.completed_bytes for one in each),
-        sum(one.blobs for one in each),
-        sum(one.blob_bytes for one in each),
-        sum(one.stored for one in each),
-        sum(one.stored_bytes for one in each),
-        sum(one.gone for one in each),
+        services=services,
+        deployments=dict(deployments),
+        completed=sum(one.completed for one in each),
+        completed_bytes=sum(one.completed_bytes for one in each),
+        blobs=sum(one.blobs for one in each),
+        blob_bytes=sum(one.blob_bytes for one in each),
+        stored=sum(one.stored for one in each),
+        stored_bytes=sum(one.stored_bytes for one in each),
+        gone=sum(one.gone for one in each),
     )
 
 
@@ -461,5 +464,5 @@ def _parse_cursor(cursor: str | None) -> bytes:
     except (binascii.Error, UnicodeEncodeError):
         raw = b""
     if len(raw) != POSITION_BYTES:
-        raise BadRequest("this is not a cursor", "use the one of the page before, as it is")
+        raise BadRequest("the cursor is invalid", "pass the cursor of the previous page unchanged")
     return raw

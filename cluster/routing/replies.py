@@ -1,11 +1,11 @@
-"""Who waits at this node for the outcome of which invocation, and which other nodes want to hear of it.
+"""Which clients at this node wait for the outcome of an invocation, and which other nodes do.
 
-Nothing of it is in the state: a client that waits is a connection of this process. It is told by the effect `Reply`, or by
-the result of its own `Invoke` when the invocation had completed before. Register first, propose then: no outcome slips
-through in between.
+None of this is in the state: a waiting client is a connection of this process. The effect `Reply` answers it, or the
+result of its own `Invoke` if the invocation had completed before. Register first, then propose, so that no outcome is
+missed in between.
 
-The effect is carried out by whoever leads the partition. So a node at which somebody waits has the leader *watch* the
-invocation for it, and asks again when the leader or the link to it changes (`watches.py`).
+The partition's leader carries out the effect. So a node with waiting clients asks the leader to *watch* the invocation,
+and asks again when the leader or the link to it changes (`watches.py`).
 """
 
 from __future__ import annotations
@@ -15,67 +15,89 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from holdfast.cluster.routing.channel import Channel, Progress
+from holdfast.sdk.ids import InvocationId
+
 
 class Replies:
     def __init__(self) -> None:
-        self._waiting: dict[bytes, list[asyncio.Future[list[Any]]]] = {}
-        #: Ids for which nobody is known to watch; `watches` empties it.
-        self.unwatched: dict[bytes, None] = {}
-        self.someone = asyncio.Event()  # Whether `unwatched` holds anything.
-        self._watchers: dict[bytes, list[str]] = {}
-        self._watched_by: dict[str, set[bytes]] = {}
-        #: Carries an outcome to another node.
-        self.forward: Callable[[str, bytes, list[Any]], object] = lambda *_: None
+        self._waiting: dict[InvocationId, list[Channel]] = {}
+        self._followers: dict[InvocationId, int] = {}  # The number of channels that follow, by invocation.
+        #: Ids that no leader is known to watch; `watches` empties it.
+        self.unwatched: dict[InvocationId, None] = {}
+        self.someone = asyncio.Event()  # Set when `unwatched` is not empty.
+        self._watchers: dict[InvocationId, list[str]] = {}
+        self._watched_by: dict[str, set[InvocationId]] = {}
+        #: Sends an outcome to another node.
+        self.forward: Callable[[str, InvocationId, list[Any]], object] = lambda *_: None
 
     @contextmanager
-    def wait(self, invocation: bytes) -> Iterator[asyncio.Future[list[Any]]]:
-        """A future of the packed outcome, forgotten at the end of the block whatever happened."""
-        future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+    def wait(self, invocation: InvocationId, *, follow: bool = False) -> Iterator[Channel]:
+        """A channel, dropped at the end of the block in any case. With `follow`, it also gets progress."""
+        channel = Channel(follows=follow)
         waiting = self._waiting
-        futures = waiting.get(invocation)
-        if futures is None:
-            waiting[invocation] = [future]
+        channels = waiting.get(invocation)
+        if channels is None:
+            waiting[invocation] = [channel]
         else:
-            futures.append(future)
+            channels.append(channel)
+        if follow:
+            self._followers[invocation] = self._followers.get(invocation, 0) + 1
         self.unwatched[invocation] = None
         self.someone.set()
         try:
-            yield future
+            yield channel
         finally:
-            futures = waiting.get(invocation)
-            if futures is not None and future in futures:
-                futures.remove(future)
-                if not futures:
+            channels = waiting.get(invocation)
+            if channels is not None and channel in channels:
+                channels.remove(channel)
+                if not channels:
                     del waiting[invocation]
-            if invocation not in waiting:  # Who still waits may not be watched yet.
+            if invocation not in waiting:  # Other clients may still wait for it.
                 self.unwatched.pop(invocation, None)
-            future.cancel()
+            if follow:
+                self._followers[invocation] -= 1
+                if not self._followers[invocation]:
+                    del self._followers[invocation]
+            channel.close()
 
-    def settle(self, invocation: bytes, outcome: list[Any]) -> None:
-        for future in self._waiting.pop(invocation, ()):
-            if not future.done():
-                future.set_result(outcome)
+    def settle(self, invocation: InvocationId, outcome: list[Any]) -> None:
+        for channel in self._waiting.pop(invocation, ()):
+            channel.settle(outcome)
         if self._watchers:
             for peer in self._watchers.pop(invocation, ()):
                 self._watched_by[peer].discard(invocation)
                 self.forward(peer, invocation, outcome)
 
-    def refuse(self, invocation: bytes, error: Exception) -> None:
-        """Whoever waits here is told why there is no outcome to wait for. Other nodes find out by themselves."""
-        for future in self._waiting.pop(invocation, ()):
-            if not future.done():
-                future.set_exception(error)
+    def tell(self, invocation: InvocationId, progress: Progress) -> None:
+        """Followers here are told. Other nodes find out by themselves."""
+        for channel in self._waiting.get(invocation, ()):
+            if channel.follows:
+                channel.tell(progress)
 
-    def is_waiting(self, invocation: bytes) -> bool:
+    def refuse(self, invocation: InvocationId, error: Exception) -> None:
+        """Tell the clients here that wait for the outcome alone why there is none to wait for. Followers see it."""
+        channels = self._waiting.pop(invocation, [])
+        following = [channel for channel in channels if channel.follows]
+        if following:
+            self._waiting[invocation] = following
+        for channel in channels:
+            if not channel.follows:
+                channel.refuse(error)
+
+    def followed(self) -> list[InvocationId]:
+        return list(self._followers)
+
+    def is_waiting(self, invocation: InvocationId) -> bool:
         return invocation in self._waiting
 
-    def waiting(self) -> list[bytes]:
+    def waiting(self) -> list[InvocationId]:
         return list(self._waiting)
 
     # -- on behalf of other nodes ------------------------------------------------------------------------------------
 
-    def watch(self, peer: str, invocation: bytes) -> None:
-        """`peer` is told when this invocation completes while we lead it."""
+    def watch(self, peer: str, invocation: InvocationId) -> None:
+        """Notify `peer` when this invocation completes while we lead it."""
         mine = self._watched_by.setdefault(peer, set())
         if invocation not in mine:
             mine.add(invocation)
@@ -85,16 +107,16 @@ class Replies:
         for invocation in self._watched_by.pop(peer, ()):
             self._unwatch(invocation, peer)
 
-    def forget(self, concerns: Callable[[bytes], bool]) -> list[str]:
-        """We no longer lead these: who wants to hear of them asks whoever does. Returns who does want to."""
-        forgotten: dict[str, None] = {}  # In an order that hashes do not decide.
+    def forget(self, concerns: Callable[[InvocationId], bool]) -> list[str]:
+        """Drop the watches of invocations that we no longer lead. Returns the peers that must ask the new leader."""
+        forgotten: dict[str, None] = {}  # A dict, because its order does not depend on hashes.
         for invocation in [known for known in self._watchers if concerns(known)]:
             for peer in self._watchers.pop(invocation):
                 self._watched_by[peer].discard(invocation)
                 forgotten[peer] = None
         return list(forgotten)
 
-    def _unwatch(self, invocation: bytes, peer: str) -> None:
+    def _unwatch(self, invocation: InvocationId, peer: str) -> None:
         peers = self._watchers.get(invocation)
         if peers is not None:
             peers.remove(peer)

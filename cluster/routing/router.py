@@ -1,23 +1,23 @@
-"""From an id to the partition that holds it, and to whoever leads that partition, here or on another node.
+"""Routes commands to the partition of an id, and to its leader, here or on another node.
 
-`submit` hides that leaders change and nodes die. A command that certainly had no effect is submitted again; one whose fate is
-unknown only if doing it twice is the same as doing it once: an `Invoke` finds the first one by its id, a `Deliver` is
-deduplicated by its sequence numbers. Otherwise the caller is told that the outcome is open.
+`submit` hides leader changes and node failures. A command that certainly had no effect is submitted again. A command
+whose outcome is unknown is repeated only if it is idempotent: an `Invoke` finds the first one by its id, a `Deliver` is
+deduplicated by its sequence numbers. Otherwise the caller is told that the outcome is unknown.
 
-A command that is led elsewhere goes over the peer link once, and its leader proposes it. An `Invoke` that somebody waits
-for here asks the leader to watch it for us in the same message.
+A command for another leader goes over the peer link once, and that leader proposes it. If a client here waits for an
+`Invoke`, the same message asks the leader to watch it for us.
 
-What is large in a command is staged where it goes first, through the same ways (`cluster/values/staging.py`).
+Large values of a command are staged in its partition first, along the same path (`cluster/values/staging.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
+from holdfast.cluster.entropy import Entropy
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.peers.rpc import (
     Answer,
@@ -29,8 +29,7 @@ from holdfast.cluster.routing.replies import Replies
 from holdfast.cluster.values.staging import Source, Stager
 from holdfast.log import errors
 from holdfast.log.errors import NoRoomHere, NotHosted, NotLeader, OutcomeUnknown, ProposalError, Superseded
-from holdfast.sdk.ids import InvocationId, partition_key, partition_of
-from holdfast.statemachine.blobs import MISSING
+from holdfast.sdk.ids import InvocationId, Route, partition_key, partition_of
 from holdfast.statemachine.commands import (
     Command,
     CompletePromise,
@@ -50,12 +49,12 @@ from holdfast.statemachine.commands import (
     decode_command,
     encode_command,
 )
-from holdfast.statemachine.effects import Result
+from holdfast.statemachine.effects import Code, Result
 from holdfast.statemachine.levels import TooNew
 from holdfast.statemachine.outbox import read_messages
 
-#: Twice is once: the second finds what the first did. Not so a Cancel, which could hit the compensation that the first
-#: one began, nor a SetState, which could undo what a handler wrote in between.
+#: Idempotent commands: the second finds what the first did. A Cancel is not, because it could hit the compensation that
+#: the first one started. Nor is a SetState, which could undo what a handler wrote in between.
 IDEMPOTENT: Final = frozenset(
     {
         Invoke, Deliver, Kill, Pause, Resume, Restart, Purge, Redispatch, CompletePromise, CompleteStep, TouchBlob,
@@ -64,17 +63,17 @@ IDEMPOTENT: Final = frozenset(
 )  # fmt: skip
 
 WAIT_S: Final = 15.0  # How long a request is held while there is no leader.
-#: Ids without a key go to one partition for a while: what shares a turn of the loop shares a batch.
+#: Ids without a key go to one partition for a while, so that invocations of one turn share a batch.
 SAME_PARTITION_IDS: Final = 256
 _RETRY_S: Final = 0.02
-#: How often a value is staged again that was gone when the command that refers to it came.
+#: How often a value is staged if it expires before the command that refers to it arrives.
 _STAGINGS_MAX: Final = 3
 
 
 class Leaders(Protocol):
-    """The way to the leader of the partition that an id belongs to. `Router` is the real one."""
+    """Reaches the leader of an id's partition. `Router` is the implementation."""
 
-    async def submit(self, invocation: bytes, command: Command, /) -> Result: ...
+    async def submit(self, route: Route, command: Command, /) -> Result: ...
 
     def mint(self, service: str, key: str | None, /) -> InvocationId: ...
 
@@ -88,10 +87,11 @@ class Router:
         rpc: Rpc,
         replies: Replies,
         *,
-        watched: Callable[[bytes, str], None] = lambda *_: None,
+        watched: Callable[[InvocationId, str], None] = lambda *_: None,
         replicas: Callable[[int], Sequence[str]] = lambda _: (),
         can_move: Callable[[int], bool] = lambda _: False,
         stager: Stager | None = None,
+        entropy: Entropy | None = None,
     ) -> None:
         self.node = node
         self.count = count
@@ -99,11 +99,12 @@ class Router:
         self._rpc = rpc
         self._replies = replies
         self._watched = watched
-        self._replicas = replicas  # Who has a partition, by the cluster's table.
-        self._can_move = can_move  # Whether somebody with room could lead a partition whose leader has none.
+        self._replicas = replicas  # The nodes that have a partition, by the cluster's table.
+        self._can_move = can_move  # Whether a node with free space could lead a partition whose leader has none.
         self._turn = 0
+        self._entropy = entropy or Entropy()
         self.stager = stager or Stager()
-        self._hints: dict[int, str] = {}  # Who led partitions that are not on this node, when we last heard.
+        self._hints: dict[int, str] = {}  # Last known leaders of partitions that are not on this node.
         self._favourite = 0
         self._minted = 0
         rpc.serve_quickly("submit", self._serve_submit)
@@ -112,16 +113,16 @@ class Router:
     # -- where -------------------------------------------------------------------------------------------------------
 
     def leader(self, number: int) -> str | None:
-        """Who leads a partition, as far as this node knows."""
+        """The leader of a partition, as far as this node knows."""
         partition = self.hosted.get(number)
         return partition.group.leader if partition is not None else self._hints.get(number)
 
     def hint(self, number: int, leader: str) -> None:
-        """Somebody says so. It costs one refusal if it is wrong."""
+        """Remember a leader that a peer named. A wrong hint costs one refusal."""
         self._hints[number] = leader
 
     def forget_peer(self, peer: str) -> None:
-        """It cannot be reached: what it led is led by others before long."""
+        """The peer is unreachable: other nodes will soon lead its partitions."""
         for number in [number for number, leader in self._hints.items() if leader == peer]:
             del self._hints[number]
 
@@ -129,9 +130,9 @@ class Router:
         if self._hints.get(number) == leader:
             del self._hints[number]
 
-    def partition(self, invocation: bytes) -> Partition:
-        """The replica of an id's partition that is on this node."""
-        number = partition_of(invocation, self.count)
+    def partition(self, route: Route) -> Partition:
+        """The replica on this node of the partition that this id or key belongs to."""
+        number = partition_of(route, self.count)
         if number not in self.hosted:
             raise NotHosted(f"partition {number} is not on {self.node}")
         return self.hosted[number]
@@ -144,8 +145,8 @@ class Router:
         return [partition for partition in self.hosted.values() if partition.group.is_leader]
 
     def mint(self, service: str, key: str | None = None) -> InvocationId:
-        """A fresh id. Without a key it lies in a partition that this node leads, if there is one."""
-        entropy = os.urandom(16)
+        """A new id. Without a key, it belongs to a partition that this node leads, if there is one."""
+        entropy = self._entropy.bytes(16)
         if key is not None:
             return InvocationId(partition_key(service, key) + entropy[4:])
         count = self.count
@@ -160,9 +161,9 @@ class Router:
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    async def submit(self, invocation: bytes, command: Command, *, wait_s: float = WAIT_S) -> Result:
-        """What the command did. Raises a ProposalError; Overloaded is for the client to wait out."""
-        return await self.submit_to(partition_of(invocation, self.count), command, wait_s=wait_s)
+    async def submit(self, route: Route, command: Command, *, wait_s: float = WAIT_S) -> Result:
+        """The result of a command. Raises a ProposalError. After Overloaded, the client should wait."""
+        return await self.submit_to(partition_of(route, self.count), command, wait_s=wait_s)
 
     async def submit_to(self, number: int, command: Command, *, wait_s: float = WAIT_S) -> Result:
         if self.stager.large(command):
@@ -174,13 +175,14 @@ class Router:
         for _ in range(_STAGINGS_MAX):
             light = await self.stager.detach(number, command, put, intake=type(command) is Invoke)
             result = await self._submit(number, light, wait_s)
-            if result.code != MISSING:
+            if result.code != Code.VALUE_MISSING:
                 return result
-        raise errors.Overloaded(f"partition {number} is too slow: what was staged there is gone before it is used")
+        raise errors.Overloaded(f"partition {number} is too slow: staged values expire before they are used")
 
     async def stage(self, number: int, ref: Ref, source: Source) -> None:
-        """Have a value in another partition before a message that refers to it goes there. Raises ProposalError, and
-        whatever `source` does."""
+        """Stage a value in another partition before a message that refers to it goes there.
+
+        Raises ProposalError, and what `source` raises."""
         await self.stager.stage(number, ref, source, partial(self._submit, number))
 
     async def _submit(self, number: int, command: Command, wait_s: float = WAIT_S) -> Result:
@@ -205,7 +207,7 @@ class Router:
                 return await self._submit_once(number, command)
             except ProposalError as again:
                 error = again
-        raise unknown or error  # Once the outcome is open, it stays open whatever a later try says of itself.
+        raise unknown or error  # Once the outcome is unknown, a later attempt cannot change that.
 
     async def _submit_once(self, number: int, command: Command) -> Result:
         if self.leads(number):
@@ -216,7 +218,7 @@ class Router:
         watch = type(command) is Invoke and self._replies.is_waiting(command.id)
         try:
             about = number if type(command) in IDEMPOTENT else None
-            answer = await self._ask(leader, number, "submit", (number, encode_command(command), watch), about)
+            answer = await self._ask(leader, number, "submit", (number, encode_command(command), watch), about=about)
         except Unanswered as error:
             raise OutcomeUnknown(str(error)) if error.sent else NotLeader(None) from None
         if watch:
@@ -225,7 +227,7 @@ class Router:
         return Result(*answer)
 
     async def _ask(self, leader: str, number: int, method: str, argument: Any, about: int | None) -> Any:
-        """Refusals come back as the errors they were; a node that does not lead says who does."""
+        """Call a leader. A refusal becomes the original error again; a node that does not lead names the leader."""
         try:
             answer = await self._rpc.ask(leader, method, argument, about=about)
         except Unanswered:
@@ -243,13 +245,13 @@ class Router:
         return answer
 
     def _anybody(self, number: int) -> str | None:
-        """Of a partition that is not here, a replica to ask who leads it: another one with every call."""
+        """A replica of a remote partition, to ask for the leader: a different one with every call."""
         others = [name for name in self._replicas(number) if name != self.node] if number not in self.hosted else []
         self._turn += 1
         return others[self._turn % len(others)] if others else None
 
     async def ask_replica(self, number: int, method: str, argument: Any, *, wait_s: float = WAIT_S) -> Any:
-        """The answer of any node that has the partition, to a question that changes nothing. Raises ProposalError."""
+        """Send a read-only query to any node that has the partition. Raises ProposalError."""
         deadline = asyncio.get_running_loop().time() + wait_s
         while True:
             name = self.leader(number) or self._anybody(number)
@@ -279,10 +281,10 @@ class Router:
                 leader = self.leader(number)
                 if leader is None or leader == self.node:
                     raise NotLeader(None)
-                index = await self._ask(leader, number, "read-index", number, number)
+                index = await self._ask(leader, number, "read-index", number, about=number)
                 while partition.machine.applied[0] < index:
-                    if loop.time() > deadline or self.hosted.get(number) is not partition:  # It moved away meanwhile.
-                        raise OutcomeUnknown(f"this node is behind in partition {number}")
+                    if loop.time() > deadline or self.hosted.get(number) is not partition:  # Or it moved away.
+                        raise OutcomeUnknown(f"this node lags behind in partition {number}")
                     await asyncio.sleep(0.002)
                 return
             except (ProposalError, Unanswered) as error:
@@ -297,9 +299,11 @@ class Router:
             number, raw, watch = argument
             command = decode_command(raw)
             if type(command) is Deliver:
-                read_messages(command.source, command.first, command.messages)  # In the log, a bad one would stop us.
+                read_messages(
+                    command.source, command.first, command.messages
+                )  # An invalid message in the log would stop us.
         except (ValueError, TypeError, KeyError, IndexError, TooNew) as error:
-            answer.refuse("Malformed", f"a command of {peer} cannot be read: {error}")
+            answer.refuse("Malformed", f"cannot decode a command from {peer}: {error}")
             return
         partition = self.hosted.get(number)
         if partition is None or not partition.group.is_leader:
@@ -334,11 +338,11 @@ class Router:
 
 
 def _error(refusal: Refused) -> ProposalError:
-    """The error that the other node met, as if it had been met here."""
+    """Recreate the error that the other node raised."""
     kind = getattr(errors, refusal.kind, None)
     if isinstance(kind, type) and issubclass(kind, ProposalError):
         return kind(refusal.message)
     if refusal.kind == "overloaded":
         return errors.Overloaded(refusal.message)
-    # It may have been carried out before whatever went wrong there did.
+    # The command may have taken effect before the error occurred.
     return OutcomeUnknown(refusal.message)

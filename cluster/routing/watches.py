@@ -1,9 +1,9 @@
-"""Keeps whoever waits at this node connected to whoever leads there.
+"""Keeps the clients that wait at this node connected to the leaders of their invocations.
 
-An outcome reaches the node that waits for it by a message of the leader, which can be lost with the leader or with the link.
-So each waiting id is under the watch of one leader in one life of the link to it; when either changes, it is put under the next
-one's watch, and whatever completed in between is answered at once from the state. A leader that resigns forgets its watches
-and says so, because the next one may be itself.
+The leader sends an outcome to the waiting node in a message, which can be lost with the leader or with the link. So a
+leader watches each awaited id during one session of the link to it. When either changes, the id is registered with the
+next leader, which answers at once for invocations that completed in between. A leader that resigns drops its watches
+and says so, because it may become the next leader itself.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any, Final, TypeAlias
 from holdfast.cluster.peers.rpc import Refused, Rpc, Unanswered
 from holdfast.cluster.routing.replies import Replies
 from holdfast.log.errors import ProposalError
-from holdfast.sdk.ids import partition_of
+from holdfast.sdk.ids import InvocationId, partition_of
 
 logger = logging.getLogger(__name__)
 
 POLL_S: Final = 0.05
 SLICE: Final = 1000
-RECHECK_S: Final = 5.0  # A message may be lost in ways nobody notices: everything is asked for again this often.
+RECHECK_S: Final = 5.0  # All watches are renewed this often, in case a message was lost unnoticed.
 
-#: (who leads, in which life of the link to it or in which term of our own).
+#: (leader, session of the link to it, or our own term if we lead).
 Watcher: TypeAlias = tuple[str, int]
 
 
@@ -39,7 +39,7 @@ class Watches:
         *,
         leader: Callable[[int], str | None],
         own_term: Callable[[int], int],
-        completed_here: Callable[[int, list[bytes]], Awaitable[list[tuple[bytes, list[Any]]]]],
+        completed_here: Callable[[int, list[InvocationId]], Awaitable[list[tuple[InvocationId, list[Any]]]]],
     ) -> None:
         self._node = node
         self._partitions = partitions
@@ -65,19 +65,19 @@ class Watches:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def peer_changed(self, peer: str, *, up: bool) -> None:
-        """A new life of the link: what the peer watched for us in the last one is forgotten there, and here."""
+        """A session began or ended: the peer drops the watches of the old session, and so do we."""
         self._lives[peer] += 1
         if not up:
             self._replies.forget_peer(peer)
 
-    def watched(self, invocation: bytes, by: str) -> None:
-        """`by` accepted the invocation, and with it the watch."""
+    def watched(self, invocation: InvocationId, by: str) -> None:
+        """The leader `by` accepted the invocation, and watches it."""
         number = partition_of(invocation, self._partitions)
         if self._watcher.get(number) == (by, self._life(number, by)):
             self._replies.unwatched.pop(invocation, None)
 
     def resigned(self, number: int) -> None:
-        """We no longer lead a partition in the term in which we watched it for others."""
+        """Our leadership of a partition has ended, and with it our watches for other nodes."""
         for peer in self._replies.forget(lambda invocation: partition_of(invocation, self._partitions) == number):
             self._rpc.tell(peer, "unwatched", number)
 
@@ -102,7 +102,7 @@ class Watches:
             try:
                 await self._put_under_watch()
             except Exception:
-                logger.exception("the watches could not be renewed; they are tried again")
+                logger.exception("renewing the watches failed; retrying")
 
     async def _put_under_watch(self) -> None:
         moved = False
@@ -117,7 +117,7 @@ class Watches:
         replies = self._replies
         if moved:
             replies.unwatched.update(dict.fromkeys(replies.waiting()))
-        by_partition: dict[int, list[bytes]] = defaultdict(list)
+        by_partition: dict[int, list[InvocationId]] = defaultdict(list)
         for invocation in replies.unwatched:
             by_partition[partition_of(invocation, self._partitions)].append(invocation)
         for number, ids in by_partition.items():
@@ -126,14 +126,14 @@ class Watches:
                 for start in range(0, len(ids), SLICE):
                     await self._watch(number, current[0], ids[start : start + SLICE])
 
-    async def _watch(self, number: int, leader: str, ids: list[bytes]) -> None:
+    async def _watch(self, number: int, leader: str, ids: list[InvocationId]) -> None:
         try:
             if leader == self._node:
                 completed = await self._completed_here(number, ids)
             else:
                 completed = await self._rpc.ask(leader, "watch", (number, ids), about=number)
         except (Unanswered, Refused, ProposalError):
-            return  # They stay unwatched: the next round finds who leads by then.
+            return  # They stay unwatched until the next round, which may find a new leader.
         for invocation in ids:
             self._replies.unwatched.pop(invocation, None)
         for invocation, outcome in completed:
@@ -145,4 +145,7 @@ class Watches:
             raise Refused("NotLeader", f"{self._node} does not lead partition {number}", self._leader(number))
         for invocation in ids:
             self._replies.watch(peer, invocation)
-        return await self._completed_here(number, ids)
+        try:
+            return await self._completed_here(number, ids)
+        except ProposalError as error:  # Its leadership may just have ended: the other node asks the next leader.
+            raise Refused(type(error).__name__, str(error)) from None

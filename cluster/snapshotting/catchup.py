@@ -1,20 +1,22 @@
-"""Getting a state from elsewhere: for a follower that fell behind the log, a new member, and a node that lost its own.
+"""Fetching a state from elsewhere, for a follower that fell behind the log, a new member, or a node that lost its
+state.
 
-A follower is offered the leader's newest snapshot by the log (`log.engine`), again and again while it needs one. It fetches
-exactly that one, from the shared store if it is there and otherwise from the leader, checks every byte on the way, writes
-it beside the state that it will replace, and has the log decide (`Group.install`): the snapshot may be of no use by then. If it
-is, one rename makes it ours and one more makes it the state. A crash at any point leaves the old state or the new one.
+The log (`log.engine`) repeatedly offers the leader's newest snapshot to a follower that needs one. The follower fetches
+exactly that snapshot, from the shared store or else from the leader. It checks every byte, writes the data next to the
+state that it will replace, and lets the log decide (`Group.install`), because the snapshot may be obsolete by then. If
+the log accepts, one rename makes the snapshot ours and a second one makes it the state. A crash at any point leaves the
+old state or the new one.
 
-A *hollow* group is one whose state is gone together with its snapshots, while its log is there and begins too late. Until
-it has a state it does not take part: to the others it is a node that is down. It takes any snapshot that its own
-log holds, or one of its own epoch; a snapshot of a later epoch is no help until the others have told it of that epoch.
+A *hollow* group has lost its state and its snapshots, and its log no longer reaches back to the beginning. Until it has
+a state it does not take part; to its peers it looks like a node that is down. It accepts any snapshot whose entry its
+own log holds, or one of its own epoch. It cannot use a snapshot of a later epoch before its peers have told it of that
+epoch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -49,7 +51,7 @@ class CatchUp:
         home.rpc.serve("snapshot-newest", self._serve_newest)
 
     async def wanted(self, want: SnapshotWanted) -> None:
-        """Fetch and install. The log calls this for one offer of a group at a time, and offers again afterwards."""
+        """Fetch and install a snapshot. The log makes one offer per group at a time, and offers again afterwards."""
         keeper = self._home.keepers.get(want.group)
         if keeper is not None and not self._home.stopping:
             await asyncio.gather(self._home.run(self._try(keeper, want)), return_exceptions=True)
@@ -68,12 +70,14 @@ class CatchUp:
         number, machine = keeper.partition.number, keeper.partition.machine
         offer = Offer.decode(want.detail)
         if parse_name(offer.name) != (want.term, want.index):
-            raise PeerRefused(want.peer, f"it offers {offer.name} as the state at {want.index} of term {want.term}")
+            raise PeerRefused(
+                want.peer, f"it offers {offer.name} as the state at entry {want.index} of term {want.term}"
+            )
         logger.info(
             "partition %d: %s offers the snapshot at entry %d (%d bytes), we are at %d",
             number, want.peer, want.index, offer.size, machine.applied[0],
         )  # fmt: skip
-        began = time.monotonic()
+        began = self._home.clock.monotonic_s()
         with keeper.progress(f"fetching from {want.peer}"):
             file = await self.fetch(want.group, offer, want.peer, _telling(keeper, number))
         keeper.fetched_bytes += file.header.file_bytes
@@ -88,19 +92,21 @@ class CatchUp:
                 staged.discard()
                 remove_quietly(file.path)
         if not installed:
-            logger.info("partition %d: the snapshot at entry %d is no longer of use", number, want.index)
+            logger.info("partition %d: the snapshot at entry %d is obsolete", number, want.index)
             return
         keeper.installs += 1
         keeper.accept(SnapshotFile(path, file.header))
         logger.info(
-            "partition %d: caught up to entry %d by a snapshot of %d bytes, in %.1f s",
-            number, want.index, file.header.file_bytes, time.monotonic() - began,
+            "partition %d: caught up to entry %d with a snapshot of %d bytes in %.1f s",
+            number, want.index, file.header.file_bytes, self._home.clock.monotonic_s() - began,
         )  # fmt: skip
 
     async def fetch(
         self, group: int, offer: Offer, peer: str, progress: Callable[[int, int], None] | None = None
     ) -> SnapshotFile:
-        """Verified, in the directory for what is not ours yet. A fetch of this very snapshot that broke off goes on."""
+        """Fetch a snapshot into the incoming directory, and verify it. An interrupted fetch of the same snapshot
+        resumes.
+        """
         home = self._home
         directory, expected = home.incoming(group), home.expected(group)
         await asyncio.to_thread(_tidy, directory, offer.name)
@@ -110,7 +116,7 @@ class CatchUp:
                 store = await in_thread(lambda _: home.store())
                 return await fetch(store, name, directory, expected=expected, progress=progress, throttle=home.throttle)
             except NotFound:
-                logger.info("group %d: the store no longer has %s; it is fetched from %s", group, offer.name, peer)
+                logger.info("group %d: the store no longer has %s, fetching it from %s", group, offer.name, peer)
             except SnapshotError as error:
                 home.store_complaints.failed(error)
 
@@ -122,12 +128,21 @@ class CatchUp:
             return answer if isinstance(answer, bytes) else b""
 
         return await fetch_from_peer(
-            ask, peer, group, offer.name, directory, expected=expected, progress=progress, throttle=home.throttle
+            ask,
+            peer,
+            group,
+            offer.name,
+            directory=directory,
+            expected=expected,
+            progress=progress,
+            throttle=home.throttle,
         )
 
     async def _stage(self, group: int, file: SnapshotFile, machine: PartitionMachine) -> Staged:
         try:
-            return await stage(file, machine.path, expected=self._home.expected(group))
+            return await stage(
+                file, machine.path, expected=self._home.expected(group), token=self._home.environment.entropy.token(8)
+            )
         except BaseException:
             remove_quietly(file.path)
             raise
@@ -137,10 +152,12 @@ class CatchUp:
     async def fill(
         self, log: LogNode, group: int, machine: PartitionMachine, peers: Callable[[], Iterable[str]]
     ) -> None:
-        """Until the group has a state that its log can go on from. The others work meanwhile as if we were down."""
+        """Run until the group has a state that its log continues from. Its peers work meanwhile as if this node were
+        down.
+        """
         failures = 0
         logger.warning(
-            "group %d: its state and its snapshots are gone; it is fetched before this node takes part", group
+            "group %d: its state and snapshots are gone; fetching a state before this node takes part", group
         )
         while GroupId(group) in log.host.hollow:
             for source in ("the shared store", *peers()):
@@ -174,7 +191,7 @@ class CatchUp:
         path = home.directory(group) / file.name
         log.host.fill(GroupId(group), swap(machine, staged, file, path))
         log.wake()
-        logger.info("group %d: begins with the snapshot at entry %d of %s", group, file.header.meta.index, source)
+        logger.info("group %d: starts from the snapshot at entry %d of %s", group, file.header.meta.index, source)
         return True
 
     def _newest_stored(self, group: int) -> Header:
@@ -184,7 +201,7 @@ class CatchUp:
         return found.header
 
     async def _serve_newest(self, peer: str, group: Any) -> bytes:
-        """For a hollow group: a snapshot of now, so that its log reaches it."""
+        """Cut a snapshot now for a hollow group, so that the group's log reaches it."""
         keeper = self._home.keepers.get(group) if isinstance(group, int) else None
         if keeper is None:
             raise Refused("NotHosted", f"group {group!r:.20} is not here")
@@ -196,7 +213,10 @@ class CatchUp:
 
 
 def swap(machine: PartitionMachine, staged: Staged, file: SnapshotFile, path: Path) -> Callable[[], None]:
-    """What the log calls when it accepts: first ours as a snapshot, then the state. After a power loss the first is needed."""
+    """Returns what the log calls when it accepts a snapshot.
+
+    The file becomes our snapshot first and the state second, because after a power loss the state is restored from it.
+    """
 
     def make_it_so() -> None:
         move_into_place(file.path, path)
@@ -206,7 +226,7 @@ def swap(machine: PartitionMachine, staged: Staged, file: SnapshotFile, path: Pa
 
 
 def _tidy(directory: Path, name: str) -> None:
-    """Of earlier fetches, only what belongs to this one is of use."""
+    """Remove what earlier fetches left, except the partial file of this snapshot."""
     make_directory(directory)
     remove_parts(directory, but=name)
     for path in directory.glob("*.snapshot"):
@@ -218,14 +238,14 @@ def _pause_s(failures: int) -> float:
 
 
 def _telling(keeper: Keeper, number: int) -> Callable[[int, int], None]:
-    """Progress for admin at once, for the log every few seconds."""
-    said_at = time.monotonic()
+    """Shows progress in the admin API at once, and in the log every few seconds."""
+    said_at = keeper.home.clock.monotonic_s()
 
     def tell(done: int, total: int) -> None:
         nonlocal said_at
         keeper.show(done, total)
-        if time.monotonic() >= said_at + PROGRESS_EVERY_S:
-            said_at = time.monotonic()
+        if keeper.home.clock.monotonic_s() >= said_at + PROGRESS_EVERY_S:
+            said_at = keeper.home.clock.monotonic_s()
             logger.info("partition %d: fetched %d of %d bytes", number, done, total)
 
     return tell

@@ -1,11 +1,11 @@
-"""What goes wrong again and again, said once in a while: in the log, and to operators who ask."""
+"""Repeated failures, reported at a bounded rate in the log, and to operators on request."""
 
 from __future__ import annotations
 
 import logging
-import time
 from typing import Final
 
+from holdfast.cluster.clock import Clock
 from holdfast.snapshots.errors import SnapshotError
 from holdfast.snapshots.policy import (
     Policy,
@@ -13,26 +13,27 @@ from holdfast.snapshots.policy import (
 )
 
 logger = logging.getLogger(__name__)
-#: A store that failed is looked at again soon: large values go through the log meanwhile.
+#: A failed store is checked again soon, because large values go through the log meanwhile.
 STORE_RETRY_S: Final = 5.0
 STORE_RETRY_S_MAX: Final = 60.0
-REPEAT_S: Final = 600.0  # The same complaint is not logged more often.
+REPEAT_S: Final = 600.0  # The same failure is not logged more often.
 
 
 class Complaints:
-    """Says in the log what is wrong: at once, then rarely while it stays the same, and when it is over."""
+    """Logs a failure at once, repeats it rarely while it stays the same, and logs when it is over."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, clock: Clock) -> None:
+        self._clock = clock
         self._what = what
         self._said = ""
         self._said_at = 0.0
-        self.failures = 0  # In a row.
+        self.failures = 0  # Consecutive.
         self.failures_total = 0
         self.failed_at = 0.0
         self.error: str | None = None
 
     def failed(self, error: BaseException) -> None:
-        now = time.monotonic()
+        now = self._clock.monotonic_s()
         self.failures += 1
         self.failures_total += 1
         self.failed_at = now
@@ -48,8 +49,8 @@ class Complaints:
         self.failures, self.error, self._said = 0, None, ""
 
     def drop(self) -> None:
-        """It is no longer ours to do: what went wrong is over, and nothing works again."""
+        """The work is no longer ours: forget the failures without logging a recovery."""
         self.failures, self.error, self._said = 0, None, ""
 
     def holds_back(self, policy: Policy) -> bool:
-        return self.failures > 0 and time.monotonic() < self.failed_at + retry_delay_s(policy, self.failures)
+        return self.failures > 0 and self._clock.monotonic_s() < self.failed_at + retry_delay_s(policy, self.failures)

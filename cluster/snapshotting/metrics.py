@@ -1,4 +1,4 @@
-"""What Prometheus is told of snapshots."""
+"""Prometheus metrics of snapshots."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
-"""Snapshots of the partitions on this node: cut in time, kept, published, offered, and the log trimmed behind them.
+"""Snapshots of the partitions on this node: cutting, keeping, publishing and offering them, and trimming the log.
 
-Every replica cuts for itself, because after a power loss its state is not believed and the log alone no longer reaches
-back to the beginning. The leader also publishes to the store that all nodes share, if there is one. The order is the safety:
-a cut is durable and read back here, then the log may offer it, then the log is trimmed up to it. A store that is down holds up
-neither cutting nor trimming: what it lacks, the peers have.
+Every replica cuts its own snapshots, because after a power loss its state is not trusted, and the log alone no longer
+reaches back to the beginning. The leader also publishes to the shared store, if there is one. Safety depends on the
+order: a cut is made durable and read back, then the log may offer it, then the log is trimmed up to it. A store that is
+down delays neither cutting nor trimming, because the peers have the snapshots that it lacks.
 
     <data>/snapshots/<disk>/<group>/<term>-<index>-<id>.snapshot      ours: cut here, or installed here
     <data>/snapshots/<disk>/<group>/incoming/                         fetched, and not yet accepted by the log
 
-The disk is that of the log: a snapshot says nothing to a log that forgot what the snapshot was of. What is fetched becomes ours
-in the moment in which the log accepts it, because it may be of an epoch that this log has not heard of (`catchup`).
+<disk> identifies the log's disk: a snapshot is meaningless to a log that has lost the entries it was cut from. A
+fetched snapshot becomes ours only when the log accepts it, because it may belong to an epoch that this log does not
+know (`catchup`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +28,7 @@ import lmdb
 import msgpack
 
 from holdfast.cluster.config import Config
+from holdfast.cluster.environment import Environment
 from holdfast.cluster.groups import FIRST_PARTITION_GROUP
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.partition.state import read_applied, read_schema
@@ -40,7 +41,6 @@ from holdfast.snapshots.cut import cut_blocking, remove_drafts
 from holdfast.snapshots.errors import Cancelled, NewerVersion, SnapshotError
 from holdfast.snapshots.files import remove_quietly, sync_path
 from holdfast.snapshots.format import SUFFIX, Expected, Meta, SnapshotFile, parse_name, read_header, verify
-from holdfast.snapshots.opening import open_store
 from holdfast.snapshots.policy import (
     Kept,
     Policy,
@@ -58,15 +58,15 @@ from holdfast.statemachine.tables import SCHEMA
 
 logger = logging.getLogger(__name__)
 TICK_S: Final = 1.0
-CUTS_AT_A_TIME: Final = 1  # Each reads a whole state and writes it to the disk that the log syncs.
+CUTS_AT_A_TIME: Final = 1  # Each cut reads a whole state and writes it to the disk that the log syncs.
 UPLOADS_AT_A_TIME: Final = 2
 FETCHES_AT_A_TIME: Final = 2
-#: What a peer asked for a moment ago is not removed under its hands.
+#: A snapshot that a peer requested this recently is not removed.
 SERVED_PIN_S: Final = 120.0
 
 
 def policy_of(config: Config, partitions: int) -> Policy:
-    """The bound of the log is for all groups of a node: each gets its share, and begins to hurry at half of it."""
+    """Divide the node's bound on log size among its groups. A group cuts when it reaches half of its share."""
     share = max(config.log_bytes_max // (2 * max(partitions, 1)), 1 << 20)
     return Policy(
         entries_max=config.snapshot_entries,
@@ -81,21 +81,22 @@ def policy_of(config: Config, partitions: int) -> Policy:
 
 
 class Snapshots:
-    """One per node. `restorer` is used before anything runs; `attach` gives a partition its keeper."""
+    """One per node. `restorer` is used before the node runs; `attach` gives a partition its keeper."""
 
     def __init__(
         self,
         config: Config,
         rpc: Rpc,
+        environment: Environment,
         *,
         disk: Callable[[], str],
         identity: Callable[[], str],
         connected: Callable[[], set[str]],
-        count: Callable[[], int],
-        leader: Callable[[int], str | None],
         restored: Path | None = None,
     ) -> None:
         self.config = config
+        self.environment = environment
+        self.clock = environment.clock
         self._restored = restored
         self.keepers: dict[int, Keeper] = {}  # by group
         self.rpc = rpc
@@ -104,14 +105,12 @@ class Snapshots:
         self.cuts = asyncio.Semaphore(CUTS_AT_A_TIME)
         self.uploads = asyncio.Semaphore(UPLOADS_AT_A_TIME)
         self.fetches = asyncio.Semaphore(FETCHES_AT_A_TIME)
-        self.throttle = Throttle(config.snapshot_rate_bytes)
+        self.throttle = Throttle(config.snapshot_rate_bytes, self.clock.monotonic_s)
         self.bytes_served = 0
         self.store_policy = Policy(retry_s=STORE_RETRY_S, retry_max_s=STORE_RETRY_S_MAX)
-        self.store_complaints = Complaints(f"the store of snapshots {config.snapshots}")
+        self.store_complaints = Complaints(f"the store of snapshots {config.snapshots}", self.clock)
         self.stopping = False
         self._disk = disk
-        self._count = count
-        self._leader = leader
         self._source = PeerSource(self._served_directory)
         self._served: dict[tuple[int, str], float] = {}
         self._store: Store | None = None
@@ -130,24 +129,24 @@ class Snapshots:
         return self.directory(group) / "incoming"
 
     def restored(self, group: int) -> Path | None:
-        """Where the state is that the group began with in a cluster made from a backup, until it has a snapshot of its own."""
+        """The restored state that the group started from, if it has no snapshot of its own yet."""
         return self._restored / f"{group:010d}" if self._restored is not None else None
 
     def expected(self, group: int) -> Expected:
         return Expected(cluster=self.identity(), group=group, schema_max=SCHEMA)
 
     def store(self) -> Store:
-        """Of all nodes. Blocks while boto3 is loaded: call it in a thread."""
+        """The shared store. Blocks while boto3 is loaded: call it in a thread."""
         with self._store_lock:
             if self._store is None:
-                self._store = open_store(self.config.snapshots)
+                self._store = self.environment.open_store(self.config.snapshots)
             return self._store
 
     def hasty_store(self) -> Store:
-        """The same one, for requests that somebody waits for. Blocks too."""
+        """The same store with short timeouts, for requests that a caller waits for. Blocks too."""
         with self._store_lock:
             if self._hasty_store is None:
-                self._hasty_store = open_store(self.config.snapshots, hasty=True)
+                self._hasty_store = self.environment.open_store(self.config.snapshots, hasty=True)
             return self._hasty_store
 
     @property
@@ -155,19 +154,21 @@ class Snapshots:
         return bool(self.config.snapshots)
 
     def restorer(self, group: int) -> Callable[[Path], None]:
-        """Puts the newest sound snapshot of this disk into an empty directory. For `State.open`, before anything runs."""
+        """Restores the newest valid snapshot of this disk into an empty directory. For `State.open`, before the node
+        runs.
+        """
 
         def restore(path: Path) -> None:
-            restored = self.restored(group)
+            restored, expected = self.restored(group), Expected(group=group, schema_max=SCHEMA)
             for file in (*listed(self.directory(group)), *(listed(restored) if restored is not None else ())):
                 try:
-                    header = restore_blocking(file, path, expected=Expected(group=group, schema_max=SCHEMA))
+                    header = restore_blocking(file, path, expected=expected, token=self.environment.entropy.token(8))
                 except NewerVersion:
-                    raise  # An older one would do, but not what was acknowledged since.
+                    raise  # An older snapshot would lose what was acknowledged since.
                 except SnapshotError as error:
-                    logger.error("a snapshot is passed over: %s", error)
+                    logger.error("skipping a snapshot: %s", error)
                 else:
-                    logger.info("%s begins with the snapshot at entry %d", path, header.meta.index)
+                    logger.info("%s starts from the snapshot at entry %d", path, header.meta.index)
                     return
 
         return restore
@@ -187,9 +188,9 @@ class Snapshots:
             await keeper.stop()
 
     async def watch_store(self) -> None:
-        """Say early what is wrong with the shared store, and when it is over. It keeps nobody from working.
+        """Log early what is wrong with the shared store, and when it recovers. A failing store does not stop the node.
 
-        Who leads nothing publishes nothing, and would never find out that the store works again.
+        A node that leads nothing publishes nothing, so it would not notice otherwise that the store works again.
         """
         if not self.shared:
             return
@@ -214,7 +215,7 @@ class Snapshots:
         return task
 
     async def stop(self) -> None:
-        """When this returns no thread of ours reads a state or writes a file."""
+        """On return, no thread of ours reads a state or writes a file."""
         self.stopping = True
         keepers, tasks = list(self.keepers.values()), list(self._tasks)
         for task in tasks:
@@ -224,11 +225,13 @@ class Snapshots:
 
     # -- for operators -------------------------------------------------------------------------------------------------
 
-    async def create(self, number: int) -> dict[str, Any]:
-        """A snapshot of a partition as it is now, cut by whoever leads it, because that one publishes it."""
-        if not 0 <= number < self._count():
+    async def create(self, number: int, *, partitions: int, leader: Callable[[int], str | None]) -> dict[str, Any]:
+        """Cut a snapshot of a partition now. Its leader cuts it, because the leader publishes it."""
+        if not 0 <= number < partitions:
             raise Refused("NotFound", f"there is no partition {number}")
-        group, leader = FIRST_PARTITION_GROUP + number, self._leader(number)
+        return await self._create(FIRST_PARTITION_GROUP + number, leader(number))
+
+    async def _create(self, group: int, leader: str | None) -> dict[str, Any]:
         if leader is not None and leader != self.config.node:
             answer: dict[str, Any] = await self.rpc.ask(leader, "snapshot-create", group)
             return answer
@@ -256,7 +259,7 @@ class Snapshots:
         return await self._create_here(group if isinstance(group, int) else -1)
 
     async def stored(self) -> list[dict[str, Any]]:
-        """What the shared store lists of this cluster; nothing of it has been read."""
+        """The snapshots of this cluster that the shared store lists. Their content has not been read."""
 
         def look(_: Work) -> list[dict[str, Any]]:
             store = self.store()
@@ -277,14 +280,14 @@ class Snapshots:
     async def _serve(self, peer: str, question: Any) -> bytes:
         answer = await self._source.answer(question if isinstance(question, bytes) else b"")
         asked = msgpack.unpackb(question) if len(answer) > 256 else None
-        if asked is not None:  # It was understood, and answered with data.
-            self._served[asked[2], asked[3]] = time.monotonic()
+        if asked is not None:  # The request was valid, and was answered with data.
+            self._served[asked[2], asked[3]] = self.clock.monotonic_s()
             self.bytes_served += len(answer)
         return answer
 
     def pinned(self, group: int) -> set[str]:
-        """What peers are fetching."""
-        since = time.monotonic() - SERVED_PIN_S
+        """Snapshots that peers are fetching."""
+        since = self.clock.monotonic_s() - SERVED_PIN_S
         self._served = {what: at for what, at in self._served.items() if at >= since}
         return {name for (its_group, name) in self._served if its_group == group}
 
@@ -299,22 +302,22 @@ class Keeper:
         self.directory = home.directory(partition.group.id)
         self.policy = policy_of(home.config, partition.machine.partitions)
         self.newest: SnapshotFile | None = None
-        self.published: str | None = None  # The name of the newest that we put into the shared store.
+        self.published: str | None = None  # Name of the newest snapshot that we put into the shared store.
         self.doing: str | None = None
         self.done_bytes = self.total_bytes = 0
         self.cuts = self.cut_bytes = self.published_bytes = self.fetched_bytes = self.installs = 0
         self.cut_s = 0.0
         name = f"partition {partition.number}"
-        self.cutting = Complaints(f"{name}: cutting a snapshot")
-        self.publishing = Complaints(f"{name}: publishing a snapshot to {home.config.snapshots}")
-        self.fetching = Complaints(f"{name}: fetching a snapshot")
-        self._began_at = time.monotonic()
+        self.cutting = Complaints(f"{name}: cutting a snapshot", home.clock)
+        self.publishing = Complaints(f"{name}: publishing a snapshot to {home.config.snapshots}", home.clock)
+        self.fetching = Complaints(f"{name}: fetching a snapshot", home.clock)
+        self._began_at = home.clock.monotonic_s()
         self._cut_at = self._began_at
         self._bytes_at_cut = partition.machine.bytes_applied
         self._wishes: list[asyncio.Future[SnapshotFile]] = []
         self._wake = asyncio.Event()
         self._uploading: str | None = None
-        self._restored: Path | None = None  # What it began with is there: of another cluster, so no snapshot of ours.
+        self._restored: Path | None = None  # A restored state. It is of another cluster, so it is no snapshot of ours.
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -330,7 +333,7 @@ class Keeper:
             wish.cancel()
 
     def create(self) -> asyncio.Future[SnapshotFile]:
-        """Cut one now, whatever the policy says."""
+        """Cut a snapshot now, regardless of the policy."""
         wish: asyncio.Future[SnapshotFile] = asyncio.get_running_loop().create_future()
         if self.partition.machine.applied[0] == 0:
             wish.set_exception(SnapshotError(f"partition {self.partition.number} is empty here"))
@@ -360,12 +363,13 @@ class Keeper:
                 pass
 
     async def _find(self) -> None:
-        """What earlier lives of this node left. Read to its end before the log relies on it."""
+        """Find the newest snapshot on disk. It is read completely before the log relies on it."""
         group = self.group.id
 
         def look(work: Work) -> SnapshotFile | None:
             remove_drafts(self.directory)
-            # Killed before that, a process leaves names that a power loss takes, of snapshots and of directories.
+            # A process that was killed before its fsync leaves names of files and directories that a power loss may
+            # remove.
             sync_path(self.home.config.data, self.directory)
             restored = self.home.restored(group)
             self._restored = restored if restored is not None and listed(restored) else None
@@ -373,9 +377,9 @@ class Keeper:
                 try:
                     return verify(path, Expected(group=group, schema_max=SCHEMA), work)
                 except Cancelled:
-                    raise  # The node stops: that says nothing about the file.
+                    raise  # The node is stopping, which says nothing about the file.
                 except SnapshotError as error:
-                    logger.error("a snapshot is passed over: %s", error)
+                    logger.error("skipping a snapshot: %s", error)
             return None
 
         try:
@@ -384,12 +388,12 @@ class Keeper:
             self.cutting.failed(error)
         else:
             if found is not None:
-                self.accept(found, age_s=max(time.time() - found.header.created_ms / 1000, 0.0))
+                self.accept(found, age_s=max(self.home.clock.wall_s() - found.header.created_ms / 1000, 0.0))
 
     def _reason(self) -> str | None:
         machine = self.partition.machine
         if self._restored is not None and machine.applied[0] and not self.cutting.holds_back(self.policy):
-            return "it began with a state of another cluster"  # Which nobody else may be offered.
+            return "it started from a state of another cluster"  # No peer may be offered that state.
         progress = Progress(
             applied=machine.applied[0],
             log_bytes=machine.bytes_applied - self._bytes_at_cut,
@@ -398,36 +402,37 @@ class Keeper:
             failures=self.cutting.failures,
             failed_at=self.cutting.failed_at,
         )
-        return reason_to_cut(self.policy, progress, time.monotonic())
+        return reason_to_cut(self.policy, progress, self.home.clock.monotonic_s())
 
     async def _cut(self, reason: str) -> None:
         machine, state, home = self.partition.machine, self.partition.state, self.home
         newest = self.newest
         if newest is not None and newest.header.meta.index == machine.applied[0]:
-            self._grant_wishes(newest, len(self._wishes))  # There is nothing that it lacks.
+            self._grant_wishes(newest, len(self._wishes))  # It is up to date.
             return
         async with home.cuts:
-            asked = len(self._wishes)  # Whoever asks while the copy is made wants a later state than that.
+            asked = len(self._wishes)  # A request made during the copy wants a later state.
             epoch, members = self.group.status().epoch, self.group.status().members
-            bytes_applied, began = machine.bytes_applied, time.monotonic()
+            bytes_applied, began = machine.bytes_applied, home.clock.monotonic_s()
+            token = home.environment.entropy.token(8)
 
             def describe(txn: lmdb.Transaction[bytes]) -> Meta:
                 index, term = read_applied(txn)
                 schema = read_schema(txn) or schema_of(FIRST)
                 return Meta(
-                    home.identity(),
-                    self.group.id,
-                    index,
-                    term,
-                    epoch,
-                    tuple(members),
-                    schema,
-                    home.config.node,
+                    cluster=home.identity(),
+                    group=self.group.id,
+                    index=index,
+                    term=term,
+                    epoch=epoch,
+                    members=tuple(members),
+                    schema=schema,
+                    node=home.config.node,
                 )
 
             def cut(work: Work) -> SnapshotFile:
                 with state.lend(work.cancel) as env:
-                    file = cut_blocking(env, describe, self.directory, work)
+                    file = cut_blocking(env, describe, self.directory, work, token=token, now_s=home.clock.wall_s)
                 return verify(file.path, home.expected(self.group.id))
 
             state.make_room()
@@ -436,10 +441,10 @@ class Keeper:
                 with self.progress("cutting"):
                     file = await in_thread(cut, progress=self.show)
             except Cancelled:
-                return  # The state had to grow, or was replaced. It is tried again with the next tick.
-            took = time.monotonic() - began
+                return  # The state had to grow, or was replaced. The next tick tries again.
+            took = home.clock.monotonic_s() - began
         if self.group.status().epoch != epoch:
-            await asyncio.to_thread(remove_quietly, file.path)  # Which of the two epochs it is of, nobody can say.
+            await asyncio.to_thread(remove_quietly, file.path)  # It is unknown which of the two epochs it belongs to.
             return
         self.cutting.went_well()
         self.cuts += 1
@@ -447,7 +452,7 @@ class Keeper:
         self.cut_s = took
         self._bytes_at_cut = bytes_applied
         logger.info(
-            "partition %d: snapshot at entry %d, %d bytes, in %.1f s: %s",
+            "partition %d: cut a snapshot at entry %d, %d bytes, in %.1f s: %s",
             self.partition.number, file.header.meta.index, file.header.file_bytes, took, reason,
         )  # fmt: skip
         self.accept(file)
@@ -470,28 +475,28 @@ class Keeper:
                 wish.set_exception(error)
 
     def accept(self, file: SnapshotFile, *, age_s: float = 0.0) -> None:
-        """`file` is ours, durable and sound: the log may offer it."""
+        """Take over `file`, which is ours, durable and valid. The log may offer it from now on."""
         meta = file.header.meta
         if self.newest is not None and self.newest.header.meta.index >= meta.index:
             return
         self.newest = file
-        self._cut_at = time.monotonic() - age_s
+        self._cut_at = self.home.clock.monotonic_s() - age_s
         self.offer()
         if self._restored is not None:
             restored, self._restored = self._restored, None
             self.home.run(asyncio.to_thread(shutil.rmtree, restored, ignore_errors=True))
 
     def offer(self) -> None:
-        """Tell the log what to offer to followers that fell behind it."""
+        """Tell the log which snapshot to offer to followers that fell behind."""
         assert self.newest is not None
         header = self.newest.header
         offer = Offer(header.name, header.file_bytes, stored=header.name == self.published)
         self.partition.machine.newest = Snapshot(header.meta.index, header.meta.term, offer.encode())
 
-    # -- what is let go ------------------------------------------------------------------------------------------------
+    # -- trimming ------------------------------------------------------------------------------------------------------
 
     def _trim(self, *, at_least: int) -> None:
-        """The log forgets what a durable snapshot has, but for a tail that saves others a snapshot."""
+        """Trim the log up to a durable snapshot, except for a tail that saves slow followers a snapshot."""
         newest = self.newest
         if newest is None:
             return
@@ -528,7 +533,7 @@ class Keeper:
             await asyncio.sleep(TICK_S)
             file = self.newest
             if not self.group.is_leader:
-                self.publishing.drop()  # Whoever leads does it.
+                self.publishing.drop()  # The new leader publishes.
                 continue
             if file is None or file.name == self.published:
                 continue
@@ -575,12 +580,12 @@ class Keeper:
 
     @property
     def age_s(self) -> float:
-        """Of the newest snapshot; without one, how long we have been waiting for it."""
-        return time.monotonic() - self._cut_at
+        """Age of the newest snapshot; without one, the time since the start."""
+        return self.home.clock.monotonic_s() - self._cut_at
 
 
 def listed(directory: Path) -> list[Path]:
-    """Files with a snapshot's name, newest first. Nothing of them has been read."""
+    """Files with a snapshot's name, newest first. Their content has not been read."""
     names = [(parse_name(path.name), path) for path in directory.glob(f"*{SUFFIX}")]
     return [path for numbers, path in sorted((n, p) for n, p in names if n is not None)][::-1]
 

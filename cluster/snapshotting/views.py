@@ -1,4 +1,4 @@
-"""Snapshots as operators see them."""
+"""Snapshots in the admin API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from holdfast.cluster.snapshotting.service import Keeper, Snapshots
 
 
 def show_keeper(keeper: Keeper) -> dict[str, Any]:
-    """The snapshots of one partition on this node, for operators."""
+    """The snapshots of one partition on this node."""
     newest = keeper.newest
     shown: dict[str, Any] = {
         "index": newest.header.meta.index if newest is not None else None,
@@ -27,7 +27,7 @@ def show_keeper(keeper: Keeper) -> dict[str, Any]:
 
 
 def show_snapshots(home: Snapshots) -> dict[str, Any]:
-    """Where snapshots of this node go, and what is wrong with that place."""
+    """Where this node stores its snapshots, and what is wrong with that store."""
     failing = [keeper.publishing.error for keeper in home.keepers.values() if keeper.publishing.error is not None]
     return {
         "store": home.config.snapshots or None,

@@ -1,11 +1,11 @@
-"""Deletes the objects of one partition that nothing refers to any more. Only who leads the partition does.
+"""Deletes unreferenced objects of one partition from the shared store. Only the partition's leader runs it.
 
-What the state has removed it has written down (`GONE`), until we say that the objects are deleted. Then there are objects of
-which the state never heard, because whoever put them died before saying so: those are found by listing what there is, now and
-then. One of them is deleted when the time of the state is far behind its making: its name cannot be taken any more
-(`blobs.KEEP_MS`), and the time of a state never goes back. No clock of any node matters.
+The state records the objects that it no longer needs (`GONE`), until we report them as deleted. Other objects are
+orphans: the state never learned of them, because the node that wrote them died first. An occasional listing finds them.
+An orphan is deleted when the state's time is long past the object's creation: its name can then no longer be recorded
+(`blobs.KEEP_MS`), because the state's time never goes back. No node's clock matters.
 
-Names are never used twice. So whatever a deposed leader deletes, however late, is nothing that anybody needs.
+Names are never reused. So nothing needs the objects that a deposed leader deletes, however late.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 DELETED_AT_A_TIME: Final = 100
 SWEPT_AT_A_TIME: Final = 1000
-#: From one look at all objects to the next; the first one comes sooner, because leaders may change often.
+#: Interval between listings of all objects. The first one comes sooner, because leaders may change often.
 SWEEP_S: Final = 6 * 3600.0
 FIRST_SWEEP_S: Final = 600.0
-#: How far the time of the state must be behind the making of an object that it does not know.
+#: How long an orphan's creation must lie in the past, by the state's time.
 ORPHAN_MS: Final = 24 * 3_600_000
 RETRY_S: Final = 1.0
 RETRY_S_MAX: Final = 300.0
@@ -41,12 +41,12 @@ class Janitor:
         self._partition = partition
         self._objects = objects
         self._wake = asyncio.Event()
-        self._failures = 0  # In a row.
+        self._failures = 0  # Consecutive.
         self._task: asyncio.Task[None] | None = None
         self._sweep_at = 0.0
 
     def start(self) -> None:
-        """Our own announcement is applied: the state here has all that our predecessors committed."""
+        """Called when our announcement is applied, so that the state has everything that earlier leaders committed."""
         if self._objects.home.shared:
             loop = asyncio.get_running_loop()
             self._sweep_at = loop.time() + FIRST_SWEEP_S
@@ -93,7 +93,7 @@ class Janitor:
         self._failures += 1
 
     async def _delete(self) -> bool:
-        """Some of what the state has removed. False when there is nothing left."""
+        """Delete a batch of the objects that the state has released. False when there are none."""
         await self._partition.objects.over()
         with self._partition.state.read() as txn:
             names = queries.objects_to_delete(txn, DELETED_AT_A_TIME)
@@ -105,14 +105,14 @@ class Janitor:
         return True
 
     async def _sweep(self) -> None:
-        """What was put and never said. A listing may be old: then an object is found the next time, or deleted twice."""
+        """Delete orphans. A listing may be stale: then an orphan is found next time, or deleted twice."""
         partition, number = self._partition, self._partition.number
         names = [
             name
             for name in await self._objects.listed(number)
             if (created_ms_of(name) or 0) < partition.now_ms() - ORPHAN_MS
         ]
-        if names:  # The time of the state, which alone counts, may stand still since long: nothing happens there.
+        if names:  # Only the state's time counts, and it stands still in an idle partition.
             await partition.submit_and_wait(ForgetObjects([]))
         for first in range(0, len(names), SWEPT_AT_A_TIME):
             orphans = self._orphans(names[first : first + SWEPT_AT_A_TIME])

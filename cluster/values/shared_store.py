@@ -1,15 +1,15 @@
-"""Large values in the store that all nodes share: put there, fetched from there, and whether it may be used for them.
+"""Large values in the shared store: writing them, fetching them, and deciding whether the store may be used.
 
-    blobs/<cluster>/<partition>/<when made>-<sha256>-<random>     a value; only a row of that partition's state refers to it
-    blobs/<cluster>/nodes/<node>/<random>                         written once in the life of a node: others look for it
+    blobs/<cluster>/<partition>/<when made>-<sha256>-<random>     a value; only that partition's state refers to it
+    blobs/<cluster>/nodes/<node>/<random>                         a node's mark, one per start, for its peers to find
 
-Nobody waits long for the store. What cannot be put there in time goes through the log instead, and while the store fails,
-nothing is tried (`usable`). What cannot be fetched is asked for again later. A request that hangs is left to itself, and
-holds its slot until it ends: so there are never many.
+No caller waits long for the store. A value that cannot be written in time goes through the log instead, and a failing
+store is not tried at all (`usable`). A value that cannot be fetched is requested again later. A request that hangs is
+abandoned but keeps its slot until it ends, which bounds how many there are.
 
-A value is put there only while every node of the cluster has said that it finds there what this node writes; of one that is
-down, it is enough that it once wrote there itself. So a directory that is not the same on all nodes is not used, nor does a
-release that knows nothing of this meet such a value.
+A value is written there only while every node has confirmed that it finds this node's mark. A node that is down need
+only have left its own mark. So a directory that is not shared by all nodes is not used, and a release that does not
+support this never encounters such a value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
@@ -39,39 +38,41 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: So long a value waits for the store before it goes through the log, and a second more for each so many bytes. Less in all
-#: than a stream bears that is not read, because too much of what it brought waits (`endpoint.Timing.heartbeat_s`).
+#: A value waits this long for the store before it goes through the log, plus a second per PUT_BYTES_PER_S bytes. The
+#: total is shorter than the time that a stream may stay unread because too much of its input is waiting
+#: (`dispatch.Timing.patience_s`).
 PUT_S: Final = 5.0
 PUT_BYTES_PER_S: Final = 8 * 1024 * 1024
-#: And so long a reader waits for a value, before it is told to come again.
+#: A reader waits this long for a value before it is told to retry.
 GET_S: Final = 10.0
 GET_BYTES_PER_S: Final = 4 * 1024 * 1024
-#: Deleting and listing are nobody's hurry.
+#: Deleting and listing are not urgent.
 CHORE_S: Final = 120.0
 PUTS_AT_A_TIME: Final = 4
 GETS_AT_A_TIME: Final = 4
 CHORES_AT_A_TIME: Final = 2
-#: Of values that were put or fetched a moment ago, and are likely to be wanted again.
+#: Cache of recently written or fetched values, which are likely to be needed again.
 CACHE_BYTES_MAX: Final = 64 * 1024 * 1024
-#: What is not found, or not as it must be, is looked at once more after this.
+#: A missing or damaged object is checked once more after this delay.
 SECOND_LOOK_S: Final = 0.5
-#: A store may show to one node later what another wrote. What is not found so long after its making is lost.
+#: A store may show an object to other nodes with a delay. An object that is missing this long after its creation is
+#: lost.
 SETTLED_MS: Final = 5 * 60_000
-#: Of an attempt whose value cannot be fetched, until the next one.
+#: Delay before the next attempt if a value cannot be fetched.
 DELAY_MS: Final = 500
 DELAY_MS_MAX: Final = 30_000
-CONFIRM_S: Final = 1.0  # How often the other nodes are asked that have not confirmed,
-CONFIRM_S_MAX: Final = 30.0  # if they refuse, more and more rarely.
-#: A partition whose time differs too much from ours takes no object of us. It is tried again after this.
+CONFIRM_S: Final = 1.0  # How often nodes that have not confirmed are asked. The interval grows
+CONFIRM_S_MAX: Final = 30.0  # up to this while they refuse.
+#: A partition whose time differs too much from ours refuses our objects. We try again after this delay.
 CLOCKS_S: Final = 60.0
 
 
 class StoreDown(Unavailable):
-    """A large value is in a store that cannot be used now. It is still there."""
+    """A large value is in a store that is unavailable at the moment. The value is not lost."""
 
 
 class ValueLost(Circumstance):
-    """The store answers, and does not have what it was given. Only an operator can bring it back."""
+    """The store is available, but the value is missing or damaged. Only an operator can restore it."""
 
 
 class Objects:
@@ -86,10 +87,10 @@ class Objects:
         connected: Callable[[], Collection[str]],
     ) -> None:
         self.home = home
-        self.reading = Complaints("fetching large values from the store")
-        self.chores = Complaints("deleting large values from the store")
+        self.reading = Complaints("fetching large values from the store", clock)
+        self.chores = Complaints("deleting large values from the store", clock)
         self.puts = self.put_bytes = 0
-        self.fallbacks = 0  # Values that went through the log although there is a store.
+        self.fallbacks = 0  # Values that went through the log although a store is configured.
         self.gets = self.get_bytes = self.cache_hits = 0
         self.deleted = self.swept = 0
         self.lost = 0
@@ -102,57 +103,57 @@ class Objects:
         self._getting: dict[str, asyncio.Task[bytes]] = {}
         self._cache: OrderedDict[bytes, bytes] = OrderedDict()
         self._cache_bytes = 0
-        self._mark: str | None = None  # What this node wrote, for the others to find.
+        self._mark: str | None = None  # What this node wrote for its peers to find.
         self._confirmed: set[str] = set()
-        self._was_here: set[str] = set()  # Whose marks are there, of those that could not be asked.
-        self._why_not: dict[str, str] = {}  # What those said who have not confirmed.
-        self._apart: dict[int, float] = {}  # Partitions whose clocks differ from ours, until when they are left alone.
+        self._was_here: set[str] = set()  # Nodes that could not be asked, but have a mark in the store.
+        self._why_not: dict[str, str] = {}  # Answers of the nodes that have not confirmed.
+        self._apart: dict[int, float] = {}  # Partitions whose clocks differ from ours: when to try them again.
         home.rpc.serve("blob-mark", self._serve_mark)
 
-    # -- whether it may be used --------------------------------------------------------------------------------------
+    # -- may it be used? ---------------------------------------------------------------------------------------------
 
     @property
     def wanted(self) -> bool:
-        """Whether large values are to go to the store."""
+        """Whether large values should go to the store."""
         return self.home.shared and self.home.config.blobs != "log"
 
     def why_not(self) -> str | None:
-        """Why they go through the log; None: they go to the store."""
+        """Why large values go through the log; None if they go to the store."""
         if not self.home.shared:
-            return "there is no store that all nodes share (snapshots)"
+            return "no shared store is configured (snapshots)"
         if not self.wanted:
             return 'blobs = "log"'
         if self.home.store_complaints.error is not None:
             return self.home.store_complaints.error
         if self._mark is None:
-            return "the store was not looked at yet"
+            return "the store has not been checked yet"
         for name in sorted(self._waiting()):
             return (
-                f"{name} has not found there what this node writes: {self._why_not.get(name, 'it was not asked yet')}"
+                f"{name} has not confirmed that it shares the store: {self._why_not.get(name, 'it was not asked yet')}"
             )
         return None
 
     def _waiting(self) -> set[str]:
-        """Members that have not confirmed. One that is down cannot, but may have used the store before."""
+        """Members that have not confirmed. A member that is down is excused if it has used the store before."""
         return {*self._members()} - self._confirmed - (self._was_here - {*self._connected()})
 
     def usable(self, number: int) -> bool:
-        """For a value of this partition."""
+        """Whether the store may be used for a value of this partition."""
         if self.why_not() is not None:
             return False
         return asyncio.get_running_loop().time() >= self._apart.get(number, 0.0)
 
     def apart(self, number: int) -> None:
-        """The partition found that we live in another time than it."""
+        """The partition's clock differs from ours."""
         self._apart[number] = asyncio.get_running_loop().time() + CLOCKS_S
         self.fallbacks += 1
         logger.warning(
-            "partition %d: its time and this node's differ by minutes, so large values go through its log: set the clocks",
+            "partition %d: its clock and this node's differ by minutes, so large values go through the log: set the clocks",
             number,
         )
 
     async def watch(self) -> None:
-        """Have the others look for what we write, until all have found it; and whoever joins later."""
+        """Ask every member, including those that join later, whether it finds our mark, until all have confirmed."""
         if not self.wanted:
             return
         failures = 0
@@ -167,16 +168,16 @@ class Objects:
 
     async def _confirm(self) -> None:
         if self.home.store_complaints.failures:
-            return  # Somebody else sees to that.
+            return  # `watch_store` handles that.
         if self._mark is None:
-            mark = os.urandom(8).hex()
+            mark = self.home.environment.entropy.bytes(8).hex()
             mine = f"{self._root}nodes/{self.home.config.node}/"
 
             def write(store: Store) -> None:
                 store.put_bytes(mark.encode(), mine + mark)
                 for found in store.list(mine):
                     if found.name != mine + mark:
-                        store.delete(found.name)  # Of an earlier life.
+                        store.delete(found.name)  # A mark of an earlier start.
 
             await self._do(self._chores, write, PUT_S)
             self._mark = mark
@@ -198,23 +199,23 @@ class Objects:
                 self._why_not[name] = why
 
     async def _serve_mark(self, peer: str, mark: Any) -> str | None:
-        """None: we find what `peer` wrote; else why not."""
+        """None if we find the mark of `peer`, else the reason."""
         if not self.home.shared or not isinstance(mark, str) or not mark.isalnum():
-            return "it has no store (snapshots)"
+            return "it has no shared store (snapshots)"
         name = f"{self._root}nodes/{peer}/{mark}"
         try:
             found = await self._do(self._chores, lambda store: store.read(name), GET_S)
         except NotFound:
-            return f"{self.home.config.snapshots} is another store there: all nodes must see the same"
+            return f"{self.home.config.snapshots} is a different store there: all nodes must use the same one"
         except (SnapshotError, TimeoutError) as error:
             return str(error)
-        return None if found == mark.encode() else "it finds something else there"
+        return None if found == mark.encode() else "it finds different content there"
 
     # -- values ------------------------------------------------------------------------------------------------------
 
     async def put(self, number: int, blob: bytes, data: bytes) -> str | None:
-        """The name of its new object; None: it has to go through the log."""
-        name = object_name(blob, self._clock.now_ms(), os.urandom(8))
+        """Write a value and return its object's name; None if it has to go through the log."""
+        name = object_name(blob, self._clock.now_ms(), self.home.environment.entropy.bytes(8))
         path = self._path(number, name)
         try:
             await self._do(self._puts, lambda store: store.put_bytes(data, path), PUT_S + len(data) / PUT_BYTES_PER_S)
@@ -229,7 +230,7 @@ class Objects:
         return name
 
     async def get(self, number: int, blob: bytes, name: str) -> bytes:
-        """The very bytes that were put. Raises StoreDown or ValueLost; a loss is counted by who is sure of it."""
+        """The bytes that were written. Raises StoreDown or ValueLost. The caller reports a loss once it is certain."""
         found = self._cache.get(blob)
         if found is not None:
             self._cache.move_to_end(blob)
@@ -244,29 +245,29 @@ class Objects:
     def _got(self, name: str, task: asyncio.Task[bytes]) -> None:
         del self._getting[name]
         if not task.cancelled():
-            task.exception()  # Whoever waited has heard of it; perhaps nobody does any more.
+            task.exception()  # The callers got it, if any still wait. Retrieved so that asyncio does not log it.
 
     async def _get(self, number: int, blob: bytes, name: str) -> bytes:
         where = self.home.config.snapshots
         hint = (
-            f"the value is in the store {where}, and nothing is lost: ask for it again when that works "
-            "(an outcome: at /holdfast/invocation/{id}/attach)"
+            f"the value is in the store {where} and is not lost: request it again when the store works "
+            "(get an outcome at /holdfast/invocation/{id}/attach)"
         )
         seconds = GET_S + refs.stored_size(blob) / GET_BYTES_PER_S
         if not self.home.shared:
             raise StoreDown(
-                "a large value is in a store, and none is set", "set snapshots to the store that it was put into"
+                "a large value is in a store, but no store is configured", "set snapshots to the store that holds it"
             )
         try:
             data = await self._do(self._gets, lambda store: self.read(store, number, blob, name), seconds)
         except (NotFound, Corrupted) as error:
             if isinstance(error, NotFound) and self._clock.now_ms() - (created_ms_of(name) or 0) < SETTLED_MS:
                 self.reading.failed(error)
-                raise StoreDown(f"a large value is not seen in the store yet: {error}", hint) from None
-            what = f"there is no {error.name}" if isinstance(error, NotFound) else f"{error.place}: {error.detail}"
+                raise StoreDown(f"a large value is not visible in the store yet: {error}", hint) from None
+            what = f"{error.name} does not exist" if isinstance(error, NotFound) else f"{error.place}: {error.detail}"
             raise ValueLost(
                 f"a large value is lost: {what}",
-                f"bring the object back to {where} (an older version of it, a replica), and resume what waits for it",
+                f"restore the object in {where} (an older version, a replica), and resume the invocations that wait for it",
             ) from None
         except (SnapshotError, TimeoutError) as error:
             if not isinstance(error, _Busy):
@@ -279,7 +280,7 @@ class Objects:
         return data
 
     def read(self, store: Store, number: int, blob: bytes, name: str) -> bytes:
-        """In a thread. NotFound and Corrupted are said by a store that has other things of this cluster."""
+        """Read a value, in a thread. Raises NotFound or Corrupted only if the store has other data of this cluster."""
         path = self._path(number, name)
         try:
             return _checked(store, path, blob)
@@ -288,9 +289,9 @@ class Objects:
         try:
             return _checked(store, path, blob)
         except NotFound:
-            if not store.list(f"{self._root}nodes/"):  # Each node that ever used it left a mark there.
+            if not store.list(f"{self._root}nodes/"):  # Each node that ever used the store left a mark.
                 raise StoreFailed(
-                    store.url, "it has nothing of this cluster; is it the right one, and mounted?"
+                    store.url, "it has no data of this cluster; check that it is the right store, and mounted"
                 ) from None
             raise
 
@@ -299,12 +300,12 @@ class Objects:
         logger.error("%s: %s", what, error)
 
     def delay_ms(self, rng: Random) -> int:
-        """Until somebody who could not fetch a value tries again."""
+        """Delay before an attempt that could not fetch a value is retried."""
         delay: int = min(DELAY_MS << min(self.reading.failures, 10), DELAY_MS_MAX)
         return delay // 2 + int(rng.random() * delay / 2)
 
     async def delete(self, number: int, names: Iterable[str]) -> None:
-        """Raises SnapshotError or TimeoutError; then some of them may be gone."""
+        """Delete objects. Raises SnapshotError or TimeoutError; some of them may be gone then."""
         paths = [self._path(number, name) for name in names]
 
         def delete(store: Store) -> None:
@@ -314,7 +315,7 @@ class Objects:
         await self._do(self._chores, delete, CHORE_S)
 
     async def listed(self, number: int) -> list[str]:
-        """Names of all objects of a partition. May lack what is new, and hold what is gone."""
+        """Names of all objects of a partition. May lack new objects and contain deleted ones."""
         prefix = self._path(number, "")
         found = await self._do(self._chores, lambda store: store.list(prefix), CHORE_S)
         names = [each.name.removeprefix(prefix) for each in found]
@@ -330,7 +331,7 @@ class Objects:
         return f"{self._root}{number:04d}/{name}"
 
     async def _do(self, slots: asyncio.Semaphore, function: Callable[[Store], T], seconds: float) -> T:
-        """In a thread, soon. Raises what the store does, or TimeoutError; then it may happen nevertheless, and later."""
+        """Run `function` in a thread. Raises what the store raises, or TimeoutError. It may still take effect later."""
         began = False
         try:
             async with asyncio.timeout(seconds):
@@ -341,7 +342,7 @@ class Objects:
                 return await asyncio.shield(thread)
         except TimeoutError:
             if not began:
-                raise _Busy("too much is on its way to and from the store") from None
+                raise _Busy("too many requests to the store are in flight") from None
             raise TimeoutError(f"the store did not answer within {seconds:.0f} s") from None
 
     def _ask(self, function: Callable[[Store], T]) -> T:
@@ -363,12 +364,12 @@ class Objects:
             self._cache_bytes -= len(dropped)
 
     def forget(self) -> None:
-        """Nothing is kept in memory any more."""
+        """Empty the cache."""
         self._cache.clear()
         self._cache_bytes = 0
 
     async def stop(self) -> None:
-        """Nobody is answered any more. A thread that waits for the store is left behind: it holds nothing of ours."""
+        """Cancel all requests. A thread that waits for the store is abandoned: it holds no resources of ours."""
         getting = list(self._getting.values())
         for task in getting:
             task.cancel()
@@ -376,7 +377,7 @@ class Objects:
             await asyncio.gather(*getting, return_exceptions=True)
 
     def show(self) -> dict[str, Any]:
-        """Where large values of this node go, and what is wrong with that."""
+        """Where this node's large values go, and what is wrong with that store."""
         why_not = self.why_not()
         return {
             "in": "store" if why_not is None else "log",
@@ -388,11 +389,11 @@ class Objects:
 
 
 class _Busy(TimeoutError):
-    """The store was not even asked: too much is on its way already."""
+    """The store was not asked, because too many requests are in flight."""
 
 
 def _checked(store: Store, path: str, blob: bytes) -> bytes:
     data = store.read(path)
     if len(data) != refs.stored_size(blob) or hashlib.sha256(data).digest() != blob[:32]:
-        raise Corrupted(f"{store.url}: {path}", "its bytes are not those of its name")
+        raise Corrupted(f"{store.url}: {path}", "its content does not match its name")
     return data

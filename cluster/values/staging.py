@@ -1,12 +1,12 @@
-"""Large values on their way into a partition: staged in front of the command that refers to them.
+"""Staging of large values: they enter a partition before the command that refers to them.
 
-A value goes to the store that all nodes share, and the partition is told its name. Where there is no such store, or it does not
-take the value at once, the value goes through the partition's log, piece by piece. Nothing larger than a piece is in a log
-entry or in a message between nodes, so a large value holds up nobody: what is small slips in between its pieces. A bounded
-number of pieces is under way per partition. Values that are equal are staged one after the other; whoever comes second finds
-it there.
+A value goes to the shared store, and the partition records its object's name. Without a shared store, or if the store
+does not accept the value promptly, the value goes through the partition's log in chunks. No log entry and no message
+between nodes is larger than a chunk, so a large value delays nothing: small commands pass between its chunks. The
+number of chunks in flight per partition is bounded. Equal values are staged one after the other; the second finds the
+first one already there.
 
-Who stages decides what is large (`threshold`). The state machine does not care, so nodes may differ in it.
+The staging node decides what is large (`threshold`). The state machine does not depend on it, so nodes may differ.
 """
 
 from __future__ import annotations
@@ -18,59 +18,59 @@ from typing import Final, TypeAlias
 from holdfast.cluster.values.shared_store import Objects
 from holdfast.sdk.journal import DIGESTED, digest
 from holdfast.statemachine import refs
-from holdfast.statemachine.blobs import CHUNK_BYTES, STALE, chunks_of
+from holdfast.statemachine.blobs import CHUNK_BYTES, chunks_of
 from holdfast.statemachine.commands import Command, Invoke, KeepBlob, Payload, PutBlob, RecordStep, Ref, TouchBlob
-from holdfast.statemachine.effects import Result
+from holdfast.statemachine.effects import Code, Result
 
 THRESHOLD_BYTES: Final = 256 * 1024
-#: Pieces under way in one partition, from this node,
+#: Chunks in flight from this node to one partition,
 WINDOW_CHUNKS: Final = 16
 #: and of one value.
 WORKERS: Final = 8
-#: A hash of this much is left to a thread.
+#: Larger values are hashed in a thread.
 HASHED_BYTES_MAX: Final = 1024 * 1024
-#: Smaller than this, a reference is not worth its own bookkeeping, whatever else is in the command.
+#: Below this size a reference is not worth its bookkeeping, whatever else is in the command.
 WORTH_BYTES: Final = 1024
 
 _CHILD_PAYLOAD: Final = Invoke._fields.index("payload")
 
-#: Proposes a command to the partition, whoever leads it. Raises ProposalError.
+#: Proposes a command to the partition's leader. Raises ProposalError.
 Put: TypeAlias = Callable[[Command], Awaitable[Result]]
-#: A piece of the value, by its number,
+#: Returns a chunk of the value, by its number.
 Chunk: TypeAlias = Callable[[int], bytes]
-#: once the value is at hand. Asked for only when the value has to be brought.
+#: Fetches the value. Called only if the partition does not have it.
 Source: TypeAlias = Callable[[], Awaitable[Chunk]]
-#: Pieces that are put together between two turns of the loop.
+#: Chunks joined per turn of the event loop.
 JOINED_CHUNKS: Final = 8
 
 
 class Stager:
     def __init__(self, threshold: int = THRESHOLD_BYTES, objects: Objects | None = None) -> None:
         self.threshold = threshold
-        self.objects = objects  # The store that all nodes share, if there is one; the node sets it.
-        self.staged = 0  # Values that had to be brought, since the start,
+        self.objects = objects  # The shared store, if there is one.
+        self.staged = 0  # Values written since the start,
         self.staged_bytes = 0
-        self.found = 0  # and those that were there already.
+        self.found = 0  # and values that the partition already had.
         self._windows: dict[int, asyncio.Semaphore] = {}
         self._under_way: dict[tuple[int, bytes], asyncio.Future[None]] = {}
 
     def large(self, command: Command) -> int:
-        """How many bytes of this command have to be staged."""
+        """Number of bytes of this command that have to be staged."""
         payloads = refs.payloads(command)
         if not payloads:
             return 0
-        if len(payloads) == 1:  # As a rule.
+        if len(payloads) == 1:  # The usual case.
             size = len(payloads[0]) if isinstance(payloads[0], bytes) else 0
             return size if size > self.threshold else 0
         limit = self._limit(payloads)
         return sum(len(each) for each in payloads if isinstance(each, bytes) and len(each) > limit)
 
     def _limit(self, payloads: list[Payload]) -> int:
-        """What is left in a command with many values is together not larger than one value alone may be."""
+        """The values that stay in a command with many values are together no larger than a single value may be."""
         return max(self.threshold // max(len(payloads), 1), min(self.threshold, WORTH_BYTES))
 
     async def detach(self, number: int, command: Command, put: Put, *, intake: bool = False) -> Command:
-        """The command with references in place of what is large, when all of that is in partition `number`."""
+        """Stage the large values of a command in partition `number`, and return the command with references to them."""
         payloads = refs.payloads(command)
         limit = self._limit(payloads)
         new: list[Payload] = []
@@ -93,13 +93,13 @@ class Stager:
         return ref
 
     async def stage(self, number: int, ref: Ref, source: Source, put: Put, *, intake: bool = False) -> None:
-        """Until the value is in partition `number`, and stays there long enough to be referred to. Raises ProposalError."""
+        """Return once partition `number` keeps the value long enough to be referred to. Raises ProposalError."""
         key = (number, ref.data)
         while (other := self._under_way.get(key)) is not None:
-            await asyncio.wait([other])  # Then look whether it came there.
+            await asyncio.wait([other])  # Then check whether it succeeded.
         done = self._under_way[key] = asyncio.get_running_loop().create_future()
         try:
-            if (await put(TouchBlob(ref.data, intake))).code == 200:
+            if (await put(TouchBlob(ref.data, intake))).code == Code.UNCHANGED:
                 self.found += 1
                 return
             chunk = await source()
@@ -112,7 +112,7 @@ class Stager:
             done.set_result(None)
 
     async def _put_into_store(self, number: int, ref: Ref, chunk: Chunk, put: Put) -> bool:
-        """False: it has to go through the log."""
+        """Returns False if the value has to go through the log."""
         objects = self.objects
         if objects is None or not objects.usable(number):
             return False
@@ -120,9 +120,9 @@ class Stager:
         if name is None:
             return False
         answer = await put(KeepBlob(ref.data, name))
-        if answer.code == STALE:
+        if answer.code == Code.OUTDATED:
             objects.apart(number)
-        return answer.code in (0, 200)
+        return answer.code in (Code.DONE, Code.UNCHANGED)
 
     async def _put_all(self, number: int, ref: Ref, chunk: Chunk, put: Put) -> None:
         window = self._windows.setdefault(number, asyncio.Semaphore(WINDOW_CHUNKS))
@@ -134,7 +134,7 @@ class Stager:
                 async with window:
                     answer = await put(PutBlob(ref.data, index, chunk(index)))
                 if answer.code not in (0, 200):
-                    raise RuntimeError(f"a piece of a value was refused: {answer.message}")
+                    raise RuntimeError(f"a chunk of a large value was refused: {answer.message}")
 
         workers = [asyncio.ensure_future(work()) for _ in range(min(WORKERS, count))]
         try:
@@ -152,7 +152,7 @@ def pieces_of(stored: bytes | memoryview) -> Chunk:
 
 
 async def _joined(ref: Ref, chunk: Chunk) -> bytes:
-    """All of it, a few pieces at a time: the loop has other things to do."""
+    """Join all chunks, a few per turn, so that the event loop stays responsive."""
     pieces = []
     for index in range(chunks_of(refs.stored_size(ref.data))):
         if index and index % JOINED_CHUNKS == 0:

@@ -1,7 +1,7 @@
-"""The journal as an attempt sees it: the code claims the steps that are there, and appends those that are not.
+"""The journal as an attempt sees it: the code claims steps that exist, and appends steps that do not.
 
-A step is found by its key (`scopes`), so it does not matter in which order parallel branches reach their steps. Code that
-asks for something else than the journal has ends the attempt with a `NonDeterminismError`.
+A step is found by its key (`scopes`), so parallel branches may reach their steps in any order. Code that requests an
+operation that differs from the journaled one ends the attempt with a `NonDeterminismError`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from holdfast.sdk.journal import Failure, Op, Outcome, ProtocolError, pack_outco
 
 logger = logging.getLogger("holdfast.sdk")
 
-#: Begins the keys of steps that say for which operation the journal was too long. Keys of the code cannot begin like this:
-#: in them, a single number sign precedes a number.
+#: Prefix of the keys of steps that record for which operation the journal was too long. Keys of the code never have
+#: this prefix: in them, a single number sign precedes a number.
 REFUSED: Final = "#full "
 TOO_LONG: Final = Failure(
     413, "the journal of this invocation reached its limit: split the work into several invocations", "JournalTooLong"
@@ -29,17 +29,17 @@ TOO_LONG: Final = Failure(
 
 
 class Claims(Tasks):
-    """Which steps the journal has, which of them the code has asked for, and how long it is."""
+    """The steps in the journal, which of them the code has claimed, and the length of the journal."""
 
-    low: int  # The first step of START that the code has not asked for.
+    low: int  # The first step of START that the code has not claimed.
     length: int  # Steps journaled or sent.
     acked: int
-    size: int  # Of the journal in bytes, roughly.
+    size: int  # Approximate size of the journal in bytes.
     steps: list[replay.Recorded]
-    keys: dict[str, int]  # Steps of START that the code has not asked for yet.
+    keys: dict[str, int]  # Steps of START that the code has not claimed yet.
     matched: bytearray
     explicit: set[str]
-    refused: set[str]  # The step that says that the journal is too long, if there is one.
+    refused: set[str]  # The step that records that the journal is too long, if there is one.
 
     __slots__ = tuple(__annotations__)
 
@@ -83,7 +83,7 @@ class Claims(Tasks):
         return index
 
     def _walked(self) -> None:
-        """The code has asked for the first step that it had not asked for. An outcome may have been held back until now."""
+        """The code claimed its first unclaimed step. An outcome may have been held back until now."""
 
     def _advance(self) -> None:
         matched, low = self.matched, self.low
@@ -92,9 +92,9 @@ class Claims(Tasks):
         self.low = low
 
     def check_new(self, code: int, argument: list[Any], key: str, *, others: int) -> None:
-        """Called for a step that the journal does not have. `others`: the number of other operations under way.
+        """Called for a step that is not in the journal. `others`: the number of other operations in progress.
 
-        If no other task and no other operation could still ask for the rest of the journal, other code wrote it.
+        If no other task and no other operation could still claim the rest of the journal, different code wrote it.
         """
         if self.keys and others == 0 and len(self.tasks) == 1:
             self.fail_nondeterministic(min(self.keys.values()), replay.describe(code, argument, key))
@@ -103,7 +103,7 @@ class Claims(Tasks):
     def fail_nondeterministic(self, index: int, found: str, different: replay.Difference | None = None) -> None:
         step = self.steps[index]
         expected = replay.describe(step.op, step.argument, step.key) + f", step {index}"
-        message = "the code does not do what it did before: it must do the same in every attempt"
+        message = "the code took another path than in an earlier attempt: it must be deterministic"
         if different is not None:
             message += f". {different.what}"
             expected += f": {different.expected}"
@@ -111,8 +111,8 @@ class Claims(Tasks):
         self.fail(NonDeterminismError(message, expected=expected, found=found), pause=True)
 
     def check_room(self, key: str) -> None:
-        """Called before an operation that the journal does not have. Raises `JournalTooLong` if it is the first one for
-        which there is no room. The journal keeps that, so the same operation fails in every attempt."""
+        """Called before an operation that is not in the journal. Raises `JournalTooLong` if it is the first one beyond
+        the limit. The journal records that, so the same operation fails in every attempt."""
         if self.is_full():
             marker = _refusal_of(key)
             self.refused.add(marker)
@@ -161,7 +161,7 @@ _SIZED: Final = (bytes, str)
 
 
 def _refusal_of(key: str) -> str:
-    """The key of the step that says that the journal was too long for the operation `key`."""
+    """The key of the step that records that the journal was too long for the operation `key`."""
     return REFUSED + blake2b(key.encode(), digest_size=16).hexdigest()
 
 

@@ -1,6 +1,6 @@
-"""One attempt: it runs the code on its journal and says how the code ended.
+"""One attempt: it runs the code on its journal and reports how the code ended.
 
-It is driven by frames and by the user's code, and talks through one function that takes frames; it knows no socket.
+It is driven by frames and by the user's code. It sends through a function that takes frames, and knows no socket.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from holdfast.sdk.journal import CANCELLED, Failure, Op, ProtocolError, Success,
 
 logger = logging.getLogger("holdfast.sdk")
 
-#: Begins the keys of steps that say where a cancellation was noticed. Keys of the code cannot begin like this.
+#: Prefix of the keys of steps that record where a cancellation was noticed. Keys of the code never have this prefix.
 _NOTICE: Final = "#cancelled "
 _NOTICED_AFTER: Final = "cancelled after step "
 
-#: What an attempt runs: the handler with its context and input. Returns the payload of the output.
+#: The code that an attempt runs: the handler with its context and input. Returns the payload of the output.
 Code: TypeAlias = Callable[["Attempt"], Coroutine[Any, Any, bytes]]
 
 
@@ -45,6 +45,7 @@ class Attempt(Steps):
 
     input: bytes
     headers: dict[str, str]
+    began_at: float  # When the code began, by the clock of the loop; 0: not yet.
 
     __slots__ = tuple(__annotations__)
 
@@ -60,8 +61,8 @@ class Attempt(Steps):
     ) -> None:
         """`eager`: there is no live stream, so nothing is acknowledged, and the attempt is handed back when it waits.
 
-        `version` is that of the protocol, as the node speaks it. One constructor sets what all layers declare, because an
-        attempt is made per invocation.
+        `version` is the protocol version that the node uses. One constructor sets the fields of all layers, because
+        every attempt runs it.
         """
         self.ended = False
         self.time_floor = 0.0
@@ -113,6 +114,7 @@ class Attempt(Steps):
         self.parked = []
         self.input = b""
         self.headers = {}
+        self.began_at = 0.0
         self.add_journal(start.journal)
 
     def begin(self, code: Code, *, name: str) -> None:
@@ -167,7 +169,7 @@ class Attempt(Steps):
             self.end()
 
     def _warn_of_sleeps(self) -> None:
-        """Most operations take effect without being awaited. A sleep does not."""
+        """Most operations take effect without being awaited, but a sleep does not."""
         for operation in self.open.values():
             if operation.code == Op.SLEEP and operation.waits is None and operation.listeners is None:
                 what = f"{self.start.service}/{self.start.handler} {operation.key}"
@@ -188,7 +190,7 @@ class Attempt(Steps):
         self.fail(error, pause=never_works(error))
 
     def _has_replayed(self, found: str) -> bool:
-        """Whether the code asked for all steps of its root task that the journal has. If not, the attempt fails."""
+        """Whether the code claimed all journaled steps of its root task. If not, the attempt fails."""
         for key, index in self.keys.items():
             if ":" not in key:
                 self.fail_nondeterministic(index, f"the handler {found}")
@@ -197,14 +199,15 @@ class Attempt(Steps):
 
     @property
     def replaying(self) -> bool:
-        """Whether the code is still in the part that an earlier attempt has run."""
+        """Whether the code is still in the part that an earlier attempt ran."""
         return bool(self.keys) or bool(self.events and self.events[0].order is not None and self.low < len(self.steps))
 
     def _notice_at_last(self) -> None:
-        """The code returned before any operation noticed the cancellation, so from now on the last operation does.
+        """The code returned before any operation noticed the cancellation, so from now on the last operation notices
+        it.
 
-        The journal keeps which one that is. In the next attempt it raises, and the code may compensate. Code without a
-        durable step has nothing to compensate.
+        The journal records which operation that is. In the next attempt it raises, and the code may compensate. Code
+        without a durable step has nothing to compensate.
         """
         if self.last < 0:
             self.send(Output(self.id, self.epoch, pack_outcome(CANCELLED)))
@@ -214,7 +217,7 @@ class Attempt(Steps):
         self.send(Waiting(self.id, self.epoch, []))
 
     def _read_notices(self) -> None:
-        """Take out the steps of `_notice_at_last` and `check_room`, which the code does not ask for."""
+        """Remove the steps of `_notice_at_last` and `check_room`, which the code does not claim."""
         for key, index in list(self.keys.items()):
             step = self.steps[index]
             outcome = step.outcome

@@ -1,4 +1,4 @@
-"""The end of the road for code that catches the end of its attempt in a loop."""
+"""The last resort for code that catches the end of its attempt in a loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Never:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            yield  # The collector closes the coroutine, and does not come back.
+            yield  # The garbage collector closes the coroutine and never resumes it.
             return
         task = asyncio.current_task()
         if task is not None:

@@ -1,7 +1,7 @@
 """Operations: the steps that the code can wait for.
 
-An operation knows its key, its place in the journal and, in the end, its outcome. It never decides when the outcome arrives:
-that is up to the attempt, which delivers outcomes one at a time.
+An operation knows its key, its place in the journal and, in the end, its outcome. It does not decide when the outcome
+arrives: the attempt delivers outcomes, one at a time.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from holdfast.sdk import scopes
 from holdfast.sdk.attempt.never import NEVER
 from holdfast.sdk.attempt.tasks import TOLD_MAX
 from holdfast.sdk.errors import BadPayload, MisusedContext, TerminalError, from_failure
-from holdfast.sdk.journal import CANCELLED, OP_NAMES, Failure, Op, Outcome, Success
+from holdfast.sdk.journal import CANCELLED, OP_NAMES, SIGNATURES, Failure, Outcome, Success
 from holdfast.sdk.waits import Wait
 
 T = TypeVar("T")
 
 #: Operations whose values come from clients and other handlers.
-_FROM_OUTSIDE: Final = frozenset({Op.AWAKEABLE, Op.PROMISE, Op.PEEK})
+_FROM_OUTSIDE: Final = frozenset(op for op, signature in SIGNATURES.items() if signature.foreign)
 
 #: States of an operation.
 PENDING: Final = 0
 DONE: Final = 1
-ABANDONED: Final = 2  # by an earlier attempt: it never completes, and the code has yet to stop waiting for it
-LEFT: Final = 3  # abandoned, and the code stopped waiting for it: waiting again is an error
+ABANDONED: Final = 2  # An earlier attempt abandoned it: it never completes, and the code will stop waiting for it.
+LEFT: Final = 3  # Abandoned, and the code stopped waiting for it: waiting again is an error.
 
 
 class Owner(Protocol):
@@ -52,9 +52,9 @@ class Owner(Protocol):
 class Operation(Coroutine[Any, Any, T]):
     """A step that the code may wait for: `await` it, gather it, race it, or make it a task.
 
-    It takes its key when it is made and, except for `ctx.run`, enters the journal then; `await` only waits. It may be awaited
-    more than once. If a plain asyncio timeout or cancellation ends the waiting, the step is abandoned: its outcome is never
-    delivered, neither now nor in replay.
+    It takes its key when it is made and, except for `ctx.run`, is journaled then; `await` only waits. It may be awaited
+    more than once. If a plain asyncio timeout or cancellation ends the wait, the step is abandoned: its outcome is
+    never delivered, neither now nor in replay.
     """
 
     __slots__ = (
@@ -69,7 +69,7 @@ class Operation(Coroutine[Any, Any, T]):
         self.index = -1
         self.state = PENDING
         self.outcome: Outcome | None = None
-        self.sequence = 0  # Its place among all outcomes delivered in this attempt, the same in every attempt.
+        self.sequence = 0  # Its rank among all outcomes delivered in this attempt, the same in every attempt.
         self.waits: list[Wait] | None = None
         self.listeners: list[Callable[[], None]] | None = None
         self._iterator: Generator[Any, Any, T] | None = None
@@ -115,14 +115,14 @@ class Operation(Coroutine[Any, Any, T]):
         """Make progress without being awaited, for combinators. Only a RUN needs this."""
 
     def abandon(self) -> None:
-        """The code stopped waiting: never deliver the outcome, in replay neither."""
+        """The code stopped waiting: never deliver the outcome, not in replay either."""
         attempt = self.attempt
         if attempt.ended:
             return
         if self.state == PENDING:
             attempt.unsettled -= 1
         elif self.state != DONE:
-            self.state = LEFT  # The journal knows already.
+            self.state = LEFT  # The journal already has this.
             return
         self.state = LEFT
         attempt.abandon(self)
@@ -130,7 +130,7 @@ class Operation(Coroutine[Any, Any, T]):
     # -- outcome
 
     def done(self) -> bool:
-        """Whether the outcome is there. Ask at the same place in every attempt, or the code is not deterministic."""
+        """Whether the outcome has arrived. Check at the same point in every attempt, or the code is not deterministic."""
         return self.state == DONE
 
     def settle(self, outcome: Outcome) -> bool:
@@ -165,7 +165,8 @@ class Operation(Coroutine[Any, Any, T]):
         raise from_failure(outcome)
 
     def _load_from_outside(self, payload: bytes) -> T:
-        """The client or handler that set this value did not know its type. The code handles that; it is no reason to pause."""
+        """The client or handler that set this value did not know its type. The code handles that: it is no reason to
+        pause."""
         try:
             return self.load(payload)
         except BadPayload as error:
@@ -187,7 +188,7 @@ class Operation(Coroutine[Any, Any, T]):
         return bool(self.waits or self.listeners)
 
     def retry(self) -> None:
-        """The backoff of a failed RUN is over."""
+        """The backoff of a failed RUN has ended."""
 
     # -- a coroutine for create_task and TaskGroup
 
@@ -216,7 +217,7 @@ class Event(NamedTuple):
     order: int | None
     index: int  # type: ignore[assignment]
     outcome: Outcome
-    operation: Operation[Any] | None = None  # whose it is, if it was made here
+    operation: Operation[Any] | None = None  # the operation whose result was made here
 
 
 def is_cancellation(outcome: Outcome) -> bool:

@@ -1,13 +1,13 @@
 """The delivery of outcomes to the code: one at a time, in log order, live and in replay.
 
 - The code settles between two outcomes. So "which was first?" has the same answer in every attempt, also for plain
-  `asyncio.wait`.
-- An outcome is held back until the code has asked for every step that was journaled before it.
-- A result that was made here (a RUN) takes its place in that order when its step is acknowledged: an `await` returns
-  after the step is durable. Only a step that may run ahead (an option) is used before that, if nothing else can
-  complete; the acknowledgement is then waited for by the next effect.
+`asyncio.wait`.
+- An outcome is held back until the code has claimed every step that was journaled before it.
+- A result that was made here (a RUN) gets its place in that order when its step is acknowledged: an `await` returns
+after the step is durable. Only a step with the option to run ahead is used earlier, if nothing else can complete; the
+next effect then waits for the acknowledgement.
 
-A cancellation is an outcome too: exactly one operation notices it, and the same one in every attempt.
+A cancellation is an outcome too: exactly one operation notices it, and it is the same one in every attempt.
 """
 
 from __future__ import annotations
@@ -20,11 +20,17 @@ from holdfast.sdk.attempt.claims import Claims, bytes_in
 from holdfast.sdk.attempt.operation import PENDING, Event, Operation, is_cancellation
 from holdfast.sdk.attempt.tasks import QUIET_TURNS
 from holdfast.sdk.errors import from_failure
-from holdfast.sdk.journal import AWAITED, CANCELLED, Op, Outcome
+from holdfast.sdk.journal import AWAITED, CANCELLED, SIGNATURES, By, Op, Outcome
 from holdfast.sdk.replay import Recorded
 
 #: Operations that fail as cancelled only if this invocation was cancelled. A call may fail because its callee was.
-_ONLY_OURS: Final = frozenset({Op.SLEEP, Op.PROMISE, Op.AWAKEABLE})
+_ONLY_OURS: Final = frozenset(
+    op for op, signature in SIGNATURES.items() if signature.cancellable and signature.by is not By.INVOCATION
+)
+#: Operations whose outcome eager state may have had when the code asked for it.
+_EAGER: Final = frozenset(op for op, signature in SIGNATURES.items() if signature.eager)
+_RUN: Final = Op.RUN
+_VALUE: Final = Op.VALUE
 
 
 class Interruptible(Protocol):
@@ -34,7 +40,7 @@ class Interruptible(Protocol):
 
 
 class Outcomes(Claims):
-    """Outcomes on their way to the code, and cancellations that it has not noticed yet."""
+    """Outcomes that are not delivered yet, and cancellations that the code has not noticed yet."""
 
     unsettled: int  # Operations that are not delivered yet: those in `open`, and runs that have not begun.
     delivered: int
@@ -43,9 +49,9 @@ class Outcomes(Claims):
     seen: int
     pumping: bool
     last: int  # The last step that the code passed.
-    open: dict[int, Operation[Any]]  # Operations whose outcome is still to come, by index.
+    open: dict[int, Operation[Any]]  # Operations without an outcome, by index.
     events: deque[Event]
-    unacked: deque[Event]  # Results made here. Their acks will tell their place.
+    unacked: deque[Event]  # Results made here. Their acks will determine their place.
     cancelled: bool  # A cancellation that the code has not noticed yet.
     cancelled_after: dict[int, int]  # Steps at which every attempt notices a cancellation, and since which order.
     interruptible: dict[Interruptible, None]  # Runs whose function a cancellation interrupts.
@@ -67,16 +73,16 @@ class Outcomes(Claims):
         if self.settling or len(self.tasks) > 1:
             self.pump_soon()
             return
-        # There is one task, and it is here: no other task can observe in how many turns outcomes arrive.
+        # There is only the current task: no other task can observe in how many turns outcomes arrive.
         while events and self._may_deliver(events[0]):
             if self._is_firing(events[0]):
-                self.pump_soon()  # It may cancel the task that is here, which has to wait for that.
+                self.pump_soon()  # It may cancel the current task, which has to wait for that.
                 return
             if self._deliver(events.popleft()) is operation:
                 return
 
     def _may_deliver(self, event: Event) -> bool:
-        """Whether the code has asked for every step that was journaled before this outcome."""
+        """Whether the code has claimed every step that was journaled before this outcome."""
         low = self.low
         if low >= len(self.steps):
             return True
@@ -84,14 +90,14 @@ class Outcomes(Claims):
 
     def _deliver(self, event: Event) -> Operation[Any] | None:
         operation = event.operation or self.open.pop(event.index, None)
-        if operation is None or operation.state != PENDING:  # It was abandoned meanwhile.
+        if operation is None or operation.state != PENDING:  # It has been abandoned since.
             return None
         self.delivered += 1
         self.unsettled -= 1
         self.touched = True
         operation.sequence = self.delivered
         self._overlooked(event, operation)
-        # Tasks that have not begun yet may be about to wait for it: they too must find it before the next one.
+        # Tasks that have not begun yet may be about to wait for it: they too must find it before the next outcome.
         if operation.settle(event.outcome) or len(self.tasks) > 1:
             self.settling = True
             self.quiet = 0
@@ -105,7 +111,7 @@ class Outcomes(Claims):
             self.loop.call_soon(self.pump)
 
     def pump(self) -> None:
-        """Deliver the next outcome, unless the code still reacts to the last one."""
+        """Deliver the next outcome, unless the code is still reacting to the last one."""
         self.pumping = False
         while self.events and not self.settling and not self.ended and self._may_deliver(self.events[0]):
             self._deliver(self.events.popleft())
@@ -123,12 +129,12 @@ class Outcomes(Claims):
 
     def _is_firing(self, event: Event) -> bool:
         operation = event.operation or self.open.get(event.index)
-        return operation is not None and operation.code == Op.VALUE
+        return operation is not None and operation.code == _VALUE
 
     def on_completion(self, index: int, order: int, outcome: Outcome) -> None:
         if self.cancelled and is_cancellation(outcome):
-            # CANCELLED crossed a step of ours, and the node let that step notice it. Once is enough: what the code does
-            # about it must not be cancelled too.
+            # The node let a step of ours notice the cancellation while CANCELLED was in transit. Once is enough: the
+            # code's reaction to it must not be cancelled too.
             self.cancelled = False
         self._grow(bytes_in(outcome))
         self.events.append(Event(order, index, outcome))
@@ -140,9 +146,9 @@ class Outcomes(Claims):
         return len(self.tasks) == 1 and not self.open and not self.events and not self.keys and not self.unacked
 
     def result_sent(self, operation: Operation[Any], outcome: Outcome, *, ahead: bool) -> None:
-        """The outcome of a RUN was sent with its step. Deliver it in its place, which the ack tells.
+        """The result of a RUN was sent with its step. Deliver it in its place, which the ack determines.
 
-        `ahead`: the code may use it before the ack, unless something else could complete first.
+        `ahead`: the code may use it before the ack, unless another outcome could arrive first.
         """
         event = Event(None, operation.index, outcome, operation)
         if not ahead or self.unacked or (self.is_live and (self.open or self.keys)):
@@ -154,14 +160,15 @@ class Outcomes(Claims):
     # -- cancellation
 
     def passes(self, index: int) -> None:
-        """The code takes the outcome of a step and goes on. Raises if a cancellation was noticed here."""
+        """The code takes the outcome of a step and continues. Raises if a cancellation was noticed here."""
         self.last = index
         if index in self.cancelled_after:
             self.cancelled = False
             raise from_failure(CANCELLED)
 
     def _overlooked(self, event: Event, operation: Operation[Any]) -> None:
-        """If a cancellation failed a step that no task waits for, such as the loser of a race, the next step notices it."""
+        """If a cancellation failed a step that no task waits for, such as the loser of a race, the next step notices it
+        instead."""
         if operation.code in _ONLY_OURS and not operation.is_awaited() and is_cancellation(event.outcome):
             noticed = max(self.cancelled_after.values(), default=0)
             self.cancelled = event.order is None or event.order > noticed
@@ -179,6 +186,6 @@ class Outcomes(Claims):
 
 def is_delivered(step: Recorded) -> bool:
     """Whether the outcome of a step is delivered in its turn, instead of being returned by the call that made the step."""
-    if step.op in (Op.GET, Op.KEYS):
-        return step.done != step.made  # Eager state had the value when the code asked for it.
-    return step.op == Op.RUN or step.op in AWAITED or (step.op == Op.VALUE and step.argument == [timers.NAME])
+    if step.op in _EAGER:
+        return step.done != step.made
+    return step.op == _RUN or step.op in AWAITED or (step.op == _VALUE and step.argument == [timers.NAME])

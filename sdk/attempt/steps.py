@@ -1,11 +1,12 @@
-"""What a context asks of its attempt: to journal a step, or to find it in the journal.
+"""The operations of a context: journal a step, or find it in the journal.
 
-The plain timers of the code are steps as well. A timer decides once: that it fired is in the journal (`timers`).
+The plain timers of the code are steps as well. A timer decides once: the journal records that it fired (`timers`).
 """
 
 from __future__ import annotations
 
 import contextvars
+import os
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -15,17 +16,18 @@ from holdfast.sdk.attempt.outcomes import is_delivered
 from holdfast.sdk.attempt.suspension import Suspension
 from holdfast.sdk.errors import AttemptEnded
 from holdfast.sdk.frames import Abandon
-from holdfast.sdk.journal import Op, Success
+from holdfast.sdk.ids import SECRET_BYTES
+from holdfast.sdk.journal import SIGNATURES, Op, Success
 
 T = TypeVar("T")
 
-#: How often, and for how long each time, a plain timer that is due waits for the code to ask for the rest of its journal.
-#: Only journals of an SDK that did not record timers have steps that a timer must lead to.
+#: How often, and for how long each time, a due plain timer waits for the code to claim the rest of its journal. Only
+#: journals of an SDK that did not record timers have steps that depend on a timer.
 REPLAY_LOOKS: Final = 20
 REPLAY_LOOK_S: Final = 0.05
 
 #: Operations that the node completes as cancelled while a cancellation is pending.
-_NOTICES_CANCELLATION: Final = frozenset({Op.SLEEP, Op.CALL, Op.PROMISE, Op.AWAKEABLE, Op.ATTACH})
+_NOTICES_CANCELLATION: Final = frozenset(op for op, signature in SIGNATURES.items() if signature.cancellable)
 
 
 class Steps(Suspension):
@@ -34,7 +36,8 @@ class Steps(Suspension):
     __slots__ = ()
 
     def note(self, code: int, key: str, argument: list[Any]) -> tuple[int, bool]:
-        """Journal a step that the code does not wait for (SET, SEND, ...), unless it is there. Its index; whether it is new."""
+        """Journal a step that the code does not wait for (SET, SEND, ...), unless it exists. Returns its index, and
+        whether it is new."""
         index = self.find(key, code, argument)
         if index >= 0:
             self.passes(index)
@@ -49,6 +52,14 @@ class Steps(Suspension):
         operation: Operation[T] = Operation(self, code, key, load)
         self.open_step(operation, argument)
         return operation
+
+    def awakeable(self, key: str, load: Callable[[bytes], T]) -> tuple[Operation[T], bytes]:
+        """A step that is completed from outside, and the secret of its id, which the journal keeps for later attempts."""
+        argument = [os.urandom(SECRET_BYTES)] if self.start.secrets else []
+        operation = self.awaited(Op.AWAKEABLE, key, argument, load)
+        if operation.index < len(self.steps):
+            argument = self.steps[operation.index].argument
+        return operation, argument[0] if argument else b""
 
     def open_step(self, operation: Operation[Any], argument: list[Any]) -> None:
         code, key = operation.code, operation.key
@@ -122,7 +133,7 @@ class Steps(Suspension):
             return
         self.timers.add(timer)
         timer.forget = self.timers.discard
-        # Soon and in no scope, so that it is the loop's own: this runs in a task of the code.
+        # Soon and outside all scopes, so that it is the loop's own timer: this runs in a task of the code.
         self.loop.call_soon(self._arm_timer, timer, key, delay, context=contextvars.Context())
 
     def _arm_timer(self, timer: timers.PlainTimer, key: str, delay: float) -> None:
@@ -130,7 +141,7 @@ class Steps(Suspension):
             timer.armed = self.loop.call_later(delay, self._timer_due, timer, key, -1, REPLAY_LOOKS)
 
     def _firing(self, timer: timers.PlainTimer, key: str, index: int) -> Operation[None]:
-        """The step that says that the timer fired, on its way to the code."""
+        """The step that records that the timer fired, on its way to the code."""
         operation: Operation[None] = Operation(self, Op.VALUE, key, lambda _: None)
         operation.index = index
         self.unsettled += 1
@@ -146,7 +157,7 @@ class Steps(Suspension):
         if self.ended or timer not in self.timers:
             return
         if self.keys:
-            # An earlier attempt came further before this timer fired, if it did at all: let the code walk there first.
+            # An earlier attempt went further before this timer fired, if it fired at all: let the code get there first.
             looks = looks - 1 if self.activity == seen else REPLAY_LOOKS
             if looks:
                 timer.armed = self.loop.call_later(

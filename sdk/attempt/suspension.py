@@ -15,8 +15,8 @@ from holdfast.sdk.errors import AttemptEnded
 from holdfast.sdk.frames import Waiting
 from holdfast.sdk.waits import Wait, waits_only_for_steps
 
-#: How long an attempt that the node wants back, and that cannot be handed back, starts no function. Plain timeouts of the
-#: code go on meanwhile.
+#: How long an attempt that the node wants back but that cannot be handed back starts no function. Plain timeouts of the
+#: code continue meanwhile.
 PARKED_S: Final = 0.5
 
 
@@ -25,16 +25,16 @@ class Suspension(Outcomes):
 
     check: asyncio.Handle | None  # The next check whether the attempt can be handed back.
     functions: int  # Functions of runs that are running now.
-    starts_runs: bool  # False once the node wants the attempt back: the next effect belongs to the next one.
+    starts_runs: bool  # False once the node wants the attempt back: the next effect is left to the next attempt.
     waits: set[Wait]
     ack_waits: deque[tuple[int, Wait]]
-    timers: set[timers.PlainTimer]  # Plain timers that have not fired yet, in any attempt.
-    parked: list[Wait]  # Runs that wait for the end of the attempt instead of beginning an effect.
+    timers: set[timers.PlainTimer]  # Plain timers that have not fired in any attempt.
+    parked: list[Wait]  # Runs that wait for the end of the attempt instead of starting an effect.
 
     __slots__ = tuple(__annotations__)
 
     def end(self) -> None:
-        """Drop everything. No frame leaves after this, and the code leaves by `AttemptEnded`."""
+        """Drop everything. No frame is sent after this, and the code ends with `AttemptEnded`."""
         if self.ended:
             return
         self.ended = True
@@ -44,15 +44,15 @@ class Suspension(Outcomes):
                 wait.set_exception(AttemptEnded())
                 wait.exception()
         for held in (self.open, self.events, self.unacked, self.ack_waits, self.parked):
-            held.clear()  # Operations know their attempt: without this, only the collector would free them.
+            held.clear()  # Operations refer to their attempt: without this, only the garbage collector would free them.
         for timer in list(self.timers):
             timer.disarm()
         if self.tasks:
             self.loop.call_soon(self._cancel_tasks, 0)
 
     def wait(self, operation: Operation[Any] | None) -> Wait:
-        """A future that the end of the attempt ends. `operation` is None for a wait that is not for one step: for an ack or a
-        combinator.
+        """A future that the end of the attempt ends. `operation` is None for a wait for something other than one step:
+        an ack or a combinator.
 
         The caller removes it from `waits` afterwards.
         """
@@ -67,7 +67,7 @@ class Suspension(Outcomes):
         return wait
 
     def acknowledged(self) -> Wait | None:
-        """What to wait for before an effect may start: until all steps so far are durable. None if they are."""
+        """The wait that must end before an effect may start: until all steps so far are durable. None if they are."""
         if self.acked >= self.length:
             return None
         wait = self.wait(None)
@@ -89,10 +89,10 @@ class Suspension(Outcomes):
             self.pump()
 
     async def park(self) -> None:
-        """Wait for the end of this attempt instead of beginning an effect, or until the attempt turns out to go on."""
+        """Wait for the end of this attempt instead of starting an effect, or until the attempt turns out to continue."""
         wait = self.wait(None)
         if not self.parked:
-            # Soon and in no scope: a timer that the task itself asks for would be one of the code's.
+            # Soon and outside all scopes: a timer that the task itself requests would count as one of the code's.
             self.loop.call_soon(self.loop.call_later, PARKED_S, self.unpark, context=contextvars.Context())
         self.parked.append(wait)
         try:
@@ -110,12 +110,12 @@ class Suspension(Outcomes):
     # -- suspension
 
     def on_suspend(self) -> None:
-        """The node wants the attempt back: running functions may finish, and no other starts."""
+        """The node wants the attempt back: running functions may finish, and no other function starts."""
         self.starts_runs = not self.is_live
         self.hurry()
 
     def hurry(self) -> None:
-        """Hand it back as soon as it only waits."""
+        """From now on, hand the attempt back as soon as it only waits."""
         self.eager = True
         self.check_soon()
 
@@ -137,8 +137,9 @@ class Suspension(Outcomes):
             self.check = self.loop.call_soon(self._check, seen, quiet + 1, pause)
         elif not self.maybe_suspend():
             if self.parked and not self.functions and self.acked >= self.length:
-                self.unpark()  # It waits for something of its own that is not a step, so it cannot be handed back.
-            # It waits for something of its own, such as a function or a plain timer. No event tells us when that ends.
+                self.unpark()  # It waits for something other than a step, so it cannot be handed back.
+            # It waits for something other than a step, such as a function or a plain timer. No event announces the end
+            # of that.
             self.check = self.loop.call_later(pause, self._check, seen, QUIET_TURNS, min(pause * 2, 0.5))
 
     def maybe_suspend(self) -> bool:
@@ -149,7 +150,7 @@ class Suspension(Outcomes):
         if needs_ack and self.is_live:
             return False
         if self.timers and not needs_ack:
-            return False  # What they decide is not in the journal yet.
+            return False  # Their decisions are not in the journal yet.
         timed = [future for timer in self.timers for future in timer.futures()]
         if not waits_only_for_steps(self.tasks, timed):
             return False

@@ -1,6 +1,6 @@
 """The tasks of an attempt and their end: the lowest layer of the machine.
 
-An attempt ends once. From then on it sends nothing, and whatever its code still waits for raises `AttemptEnded`.
+An attempt ends once. After that it sends nothing, and every wait of its code raises `AttemptEnded`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from holdfast.sdk import scopes
 from holdfast.sdk.errors import AttemptEnded, MisusedContext, retry_after_ms, to_failure
 from holdfast.sdk.frames import Error, Frame, Start
-from holdfast.sdk.ids import format_id
+from holdfast.sdk.ids import InvocationId, format_id
 from holdfast.sdk.journal import pack_outcome
 
 logger = logging.getLogger("holdfast.sdk")
@@ -22,7 +22,7 @@ logger = logging.getLogger("holdfast.sdk")
 #: The code has reacted to an outcome after this many turns of the loop without activity. A level of gather, TaskGroup or
 #: wait_for takes two turns, so this allows for nested ones between two steps.
 QUIET_TURNS: Final = 6
-#: A task that goes on although it was told this often that its attempt has ended catches everything in a loop.
+#: A task that continues after being told this often that its attempt has ended catches everything in a loop.
 TOLD_MAX: Final = 100
 
 
@@ -30,7 +30,7 @@ class Shuttable(Protocol):
     """A context, as its attempt sees it."""
 
     def _shut(self) -> None:
-        """Make all operations from here on wait for ever."""
+        """Make all operations from now on wait for ever."""
 
 
 def no_context() -> None:
@@ -44,13 +44,13 @@ class Tasks:
     time_floor: float  # The time of the loop at which the last plain timer of the code fired.
     activity: int  # Counts what the code does.
     touched: bool  # For the sweep that finds attempts that only wait.
-    id: bytes
+    id: InvocationId
     epoch: int
     start: Start
     seed: int
     name: str  # for logs
     loop: asyncio.AbstractEventLoop
-    thread: int  # Of the loop.
+    thread: int  # The loop's thread.
     send: Callable[[Frame], None]
     on_ended: Callable[[Any], None]
     eager: bool
@@ -69,13 +69,13 @@ class Tasks:
             raise AttemptEnded
         scope = scopes.current_scope()
         if get_ident() != self.thread:
-            scope = None  # `asyncio.to_thread` passes it on; neither an attempt nor its stream is made for threads.
+            scope = None  # `asyncio.to_thread` passes it on; attempts and streams are not thread-safe.
         if scope is None or scope.owner is not self:
             raise MisusedContext(_misuse(scope))
         return scope
 
     def _count_told(self) -> None:
-        """Code that catches everything in a loop would hold the event loop for ever: it is stopped at an `await`."""
+        """Code that catches everything in a loop would block the event loop for ever, so it is stopped at an `await`."""
         task = asyncio.current_task(self.loop)
         count = self.told[task] = self.told.get(task, 0) + 1
         if count == TOLD_MAX and (context := self.context()) is not None:
@@ -99,12 +99,12 @@ class Tasks:
         self.tasks.discard(task)
         self.told.pop(task, None)
         if self.ended and not task.cancelled():
-            error = task.exception()  # Or asyncio would log it as never retrieved.
+            error = task.exception()  # Otherwise asyncio would log it as never retrieved.
             if isinstance(error, AttemptEnded):
                 forget_frames(error)
 
     def fail(self, error: BaseException, *, pause: bool) -> None:
-        """Report that this attempt cannot go on, and end it. The code cannot catch this."""
+        """Report that this attempt cannot continue, and end it. The code cannot catch this."""
         if self.ended:
             return
         after_ms = retry_after_ms(error)
@@ -116,7 +116,7 @@ class Tasks:
         raise NotImplementedError
 
     def _cancel_tasks(self, turn: int) -> None:
-        """Cancel the tasks that are left after a few turns, in which tasks that waited for steps could leave by themselves."""
+        """Cancel the remaining tasks after a few turns, in which tasks that waited for steps could end by themselves."""
         if not self.tasks:
             return
         if turn < QUIET_TURNS:
@@ -134,7 +134,7 @@ class Tasks:
 
 
 def forget_frames(ended: AttemptEnded) -> None:
-    """Break the cycle between the future that raised it and its traceback, which only the collector would find."""
+    """Break the cycle between the future that raised it and its traceback, which only the garbage collector would find."""
     ended.__traceback__ = None
 
 

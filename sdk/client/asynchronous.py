@@ -1,10 +1,11 @@
-"""`Client`: what async programs use to talk to the ingress.
+"""`Client`, with which async programs talk to the ingress.
 
 `SyncClient` in `synchronous` is generated from this file (`make sync-client`), so the two cannot drift apart.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from types import TracebackType
@@ -34,6 +35,8 @@ class Client:
     request never starts a second invocation. With several addresses, `Client(["http://a:8080", "http://b:8080"])`, a
     request moves on to the next one when a node does not answer or answers 503. The client stays with the address that
     answered.
+
+    `ca` is a file with the authority that signed the nodes' certificates, for `https://` addresses that only it vouches for.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Client:
         url: str | Sequence[str] = "http://127.0.0.1:8080",
         *,
         token: str | None = None,
+        ca: str | os.PathLike[str] | None = None,
         headers: dict[str, str] | None = None,
         retry_for: float = 60.0,
         session: aiohttp.ClientSession | None = None,  # asynchronous only
@@ -49,6 +53,7 @@ class Client:
         self._transport = Transport(
             self._requests,
             retry_for,
+            ca,
             session,  # asynchronous only
         )
 

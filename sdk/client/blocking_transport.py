@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import ssl
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 
 from holdfast.sdk.client.requests import Address, Again, Request, Requests, seconds, timed_out, unreachable
 from holdfast.sdk.client.retries import Pauses
+from holdfast.sdk.client.trust import context_for, is_distrust
 
 T = TypeVar("T")
 
@@ -18,7 +20,8 @@ T = TypeVar("T")
 class Transport:
     """The connections of one client. Threads may share it: each request takes a connection for itself."""
 
-    def __init__(self, requests: Requests, retry_for: float) -> None:
+    def __init__(self, requests: Requests, retry_for: float, ca: str | os.PathLike[str] | None) -> None:
+        self._trust = context_for(ca)
         self._requests = requests
         self._retry_for = retry_for
         self._idle: list[tuple[Address, http.client.HTTPConnection]] = []
@@ -31,7 +34,7 @@ class Transport:
             connection.close()
 
     def ask(self, request: Request[T], timeout: float | timedelta | None = None) -> T:
-        """The value of the answer, after as many tries as it takes. Raises `CallFailed`."""
+        """The value of the answer, after as many tries as needed. Raises `CallFailed`."""
         pauses = Pauses(self._retry_for, self._requests)
         deadline = None if timeout is None else time.monotonic() + seconds(timeout)
         while True:
@@ -45,7 +48,7 @@ class Transport:
             except (http.client.HTTPException, OSError) as error:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise timed_out(request, timeout) from None
-                pause = pauses.next(0, unreachable(address, error), address)
+                pause = pauses.next(0, unreachable(address, error), address, hopeless=is_distrust(error))
             if deadline is not None and time.monotonic() + pause >= deadline:
                 time.sleep(max(deadline - time.monotonic(), 0))
                 raise timed_out(request, timeout)
@@ -80,13 +83,15 @@ class Transport:
                     del self._idle[offset]
                     return connection
         if address.scheme == "https":
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(address.host, address.port, context=context)
+            with self._lock:
+                if self._trust is None:
+                    self._trust = ssl.create_default_context()
+            return http.client.HTTPSConnection(address.host, address.port, context=self._trust)
         return http.client.HTTPConnection(address.host, address.port)
 
 
 def _limit(connection: http.client.HTTPConnection, deadline: float | None) -> None:
-    """Let the connection wait until `deadline`. None removes the limit that an earlier request left behind."""
+    """Set the time limit of the connection to `deadline`. None removes the limit of an earlier request."""
     left = None if deadline is None else max(deadline - time.monotonic(), 0.001)
     connection.timeout = left
     if connection.sock is not None:

@@ -1,8 +1,9 @@
-"""What a client asks of the ingress and what the answers mean. Does no I/O."""
+"""The requests of a client to the ingress, and the meaning of the answers. Does no I/O."""
 
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -10,6 +11,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 from holdfast.sdk.client.errors import CallFailed, CallTimedOut, InvocationPaused, NotReady, Unreachable
+from holdfast.sdk.client.trust import is_distrust
 from holdfast.sdk.definition import AnyService, ServiceRef, Target, check_key, resolve_target
 from holdfast.sdk.errors import BadPayload
 from holdfast.sdk.ids import format_id, idempotent_id, parse_awakeable, parse_id, workflow_id
@@ -19,7 +21,7 @@ from holdfast.sdk.serde import ANY, Serde, serde_for
 T = TypeVar("T")
 O = TypeVar("O")  # noqa: E741
 
-MISSING: Final[Any] = object()  # The argument of a call that has none.
+MISSING: Final[Any] = object()  # The argument of a call without one.
 NOT_READY: Final = 470
 _TRY_AGAIN: Final = frozenset({429, 502, 503, 504})
 
@@ -63,6 +65,11 @@ class Address(NamedTuple):
 
     @classmethod
     def of(cls, url: str) -> Address:
+        authority = re.split(r"[/?#]", url.partition("://")[2], maxsplit=1)[0]
+        if "@" in authority:  # Errors name the URL.
+            raise ValueError(
+                f"the URL of {authority.rpartition('@')[2]} has credentials in it: remove them, and pass a token with token="
+            )
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"the URL of an ingress must look like http://127.0.0.1:8080, not {url!r}")
@@ -70,7 +77,7 @@ class Address(NamedTuple):
 
 
 class Requests:
-    """Builds the requests of a client and reads their answers. Knows which address answered last."""
+    """Builds the requests of a client and reads their answers. Remembers which address answered last."""
 
     def __init__(self, url: str | Sequence[str], token: str | None, headers: dict[str, str] | None) -> None:
         self.addresses = [Address.of(each) for each in ([url] if isinstance(url, str) else url)]
@@ -153,11 +160,35 @@ class Requests:
             try:
                 return request.read(body)
             except (BadPayload, ValueError, KeyError, TypeError) as error:
-                raise CallFailed(f"the answer of the ingress cannot be read: {error}", code=status) from error
+                raise CallFailed(f"cannot decode the answer of the ingress: {error}", code=status) from error
+        if 300 <= status < 400:
+            raise _redirected(status, headers.get("Location"))
         failed = _failure(status, headers, body)
         if status in _TRY_AGAIN and failed.source != "invocation" and not isinstance(failed, InvocationPaused):
             raise Again(_retry_after(headers), failed, elsewhere=status != 429)
         raise failed
+
+
+def _redirect_origin(location: str | None) -> str | None:
+    """Scheme, host and port that a redirect names. None: it names none, or what it names is not a host."""
+    try:
+        parts = urlsplit(location or "")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return None
+    if parts.scheme not in ("http", "https", "") or not host or not re.fullmatch(r"[A-Za-z0-9_.:\-]+", host):
+        return None
+    shown = f"[{host}]" if ":" in host else host
+    return (f"{parts.scheme}://" if parts.scheme else "") + shown + (f":{port}" if port is not None else "")
+
+
+def _redirected(status: int, location: str | None) -> CallFailed:
+    where = _redirect_origin(location)
+    return CallFailed(
+        f"the address answers with a redirect{f' to {where}' if where else ''}, which the client does not follow",
+        code=status,
+        hint=f"if {where or 'the other address'} is an ingress of your cluster, give that address to the client",
+    )
 
 
 def _failure(status: int, headers: Any, body: bytes) -> CallFailed:
@@ -212,8 +243,11 @@ def _checked(key: str) -> str:
 
 
 def unreachable(address: Address, error: Exception) -> Unreachable:
+    if is_distrust(error):
+        text = f"the certificate of {address.url} is not trusted: {getattr(error, 'certificate_error', error)}"
+        return Unreachable(text, code=503, hint='give the client the file of the authority: Client(..., ca="ca.pem")')
     text = f"{address.url} does not answer: {error or type(error).__name__}"
-    return Unreachable(text, code=503, hint="is a node running there?")
+    return Unreachable(text, code=503, hint="check that a node is running there")
 
 
 def timed_out(request: Request[Any], timeout: float | timedelta | None) -> CallTimedOut:

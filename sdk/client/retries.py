@@ -11,15 +11,15 @@ from holdfast.sdk.client.requests import Address, Requests
 
 PAUSE_S: Final = 0.1  # before the second try; doubled up to
 PAUSE_S_MAX: Final = 5.0
-#: A node that cannot accept a request refuses it sooner than this. A try that lasted longer waited for its outcome.
+#: A node that cannot accept a request refuses it sooner than this. A longer try was waiting for its outcome.
 LONG_S: Final = 60.0
 
 
 class Pauses:
-    """How long to wait before the next try. The budget bounds the time that is spent on failing tries.
+    """How long to wait before the next try. The budget limits the time spent on failing tries.
 
-    Time in which a try waited for an outcome does not count: a client that waited for an hour until a node was restarted
-    has not failed for an hour.
+    Time that a try spends waiting for an outcome does not count: a client that waited an hour until a node restarted
+    has not been failing for an hour.
     """
 
     def __init__(self, budget: float, requests: Requests) -> None:
@@ -29,17 +29,24 @@ class Pauses:
         self._deadline: float | None = None
         self._pause = PAUSE_S
         self._began = 0.0
+        self._hopeless: set[Address] = set()
 
     def begin(self) -> None:
         """Call this before each try."""
         self._began = time.monotonic()
 
-    def next(self, after: float, error: CallFailed, failed: Address | None) -> float:
-        """The pause before the next try, zero until every address was tried. Raises `error` when the budget is spent.
+    def next(self, after: float, error: CallFailed, failed: Address | None, *, hopeless: bool = False) -> float:
+        """The pause before the next try: zero until every address has been tried. Raises `error` when the budget is
+        spent.
 
-        `failed` is the address to leave, if there is one.
+        `failed` is the address to avoid, if there is one. `hopeless`: another try at this address cannot succeed. If no
+        address is left, the error is raised at once.
         """
         if failed is not None:
+            if hopeless:
+                self._hopeless.add(failed)
+                if self._hopeless.issuperset(self._requests.addresses):
+                    raise error
             self._requests.fail_over(failed)
             self._untried -= 1
             if self._untried > 0:

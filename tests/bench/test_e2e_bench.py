@@ -1,4 +1,4 @@
-"""What bench/e2e.py takes and prints; it measures on request only."""
+"""The arguments and the output of bench/e2e.py, which measures on request only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measurements run and say what they claim to: short runs, whose figures mean nothing."""
+"""The measurements run and report what they claim: short runs, whose figures mean nothing."""
 
 from __future__ import annotations
 

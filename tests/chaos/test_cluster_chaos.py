@@ -1,4 +1,4 @@
-"""A whole cluster under load and faults: three minutes of it, and that a broken promise would not go unseen."""
+"""A whole cluster under load and faults for three minutes, and proof that a broken promise would be noticed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.chaos.__main__ import free_folder
 from holdfast.chaos.cluster import NodeCluster
 from holdfast.chaos.soak import Plan, Result, Soak
 
-#: `make test` runs three minutes. While working on something else, fewer are enough: CHAOS_SECONDS=20.
+#: `make test` runs three minutes. CHAOS_SECONDS=20 shortens it during other work.
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "180"))
 
 
@@ -35,7 +35,7 @@ def test_a_cluster_keeps_its_promises_while_everything_around_it_breaks(tmp_path
 
 
 class Tampered(Soak):
-    """A run whose evidence is spoiled before it is judged: the same as if the cluster had done it."""
+    """A run whose evidence is falsified before the check, as if the cluster had done it."""
 
     def _judge(self, result: Result, deaths: list[str]) -> None:
         lines = (self.out / "oracle.jsonl").read_bytes().splitlines(keepends=True)
@@ -61,7 +61,7 @@ def test_a_node_that_ends_by_itself_is_evidence_and_nothing_outlives_a_run(tmp_p
     async def scenario() -> tuple[list[str], list[int]]:
         async with NodeCluster(tmp_path, nodes=3, partitions=2) as cluster:
             pids = [cast(int, cluster.pid(name)) for name in [*cluster.names, *cluster.handlers]]
-            os.kill(cast(int, cluster.pid("n1")), signal.SIGKILL)  # Not by the cluster, so nobody expects it.
+            os.kill(cast(int, cluster.pid("n1")), signal.SIGKILL)  # Not by the run, so it is unexpected.
             async with asyncio.timeout(60):
                 while not cluster.deaths or cluster.is_out("n1"):
                     await asyncio.sleep(0.01)

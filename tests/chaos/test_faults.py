@@ -1,4 +1,4 @@
-"""The faults of whole clusters: that a short run has something of each, and that a kill can be aimed."""
+"""The faults of whole clusters: a short run has some of each family, and a kill can be aimed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from holdfast.chaos.bent_node import Bends, Moment, held, holds
 from holdfast.chaos.cluster import NodeCluster
 from holdfast.chaos.faults import Family, Turn, a_round, shuffled
+from holdfast.chaos.faulty_node import Bends, Moment, held, holds
 from holdfast.chaos.nemesis import Kill, Target, Together
 from holdfast.chaos.snapshot_faults import OUTAGES, StoreOutage
 
@@ -52,7 +52,7 @@ def test_no_gap_is_measured_where_the_fault_takes_its_own_time(tmp_path: Path) -
     assert slow == {"rolling restart", "drain and restart", "kill in install"}
 
 
-def test_an_outage_of_the_store_excuses_nothing_unless_something_else_does() -> None:
+def test_an_outage_of_the_store_alone_excuses_nothing() -> None:
     chance = random.Random(1)
 
     assert not any(StoreOutage(manner, chance).excuses for manner in OUTAGES)
@@ -79,7 +79,7 @@ def test_a_process_is_held_at_the_moment_that_is_meant_and_at_no_other(tmp_path:
     thread = threading.Thread(target=work)
     thread.start()
     wait_until_held(ours)
-    assert seen == ["done"] * 3  # At its end, and not before.
+    assert seen == ["done"] * 3  # Only at its end.
     ours.hold_at(Moment.NONE)
     thread.join(30)
     assert not thread.is_alive() and not ours.is_held
@@ -95,7 +95,7 @@ def test_a_bent_clock_and_a_hold_do_not_touch_each_other(tmp_path: Path) -> None
     assert (bends.clock_s, bends.disk_s) == (7.0, 0.0)
 
 
-def test_every_moment_is_one_that_a_node_comes_to() -> None:
-    """What is held has the names of today's code, and no moment is forgotten."""
+def test_a_node_reaches_every_named_moment() -> None:
+    """The held steps have the names of today's code, and no moment is missing."""
     assert all(callable(getattr(hold.owner, hold.name)) for hold in holds())
     assert {moment for hold in holds() for moment in (hold.before, hold.after)} == set(Moment)

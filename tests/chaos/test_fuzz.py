@@ -1,4 +1,4 @@
-"""No message takes more memory than it may, and a reader that takes more is found. Time is not judged here."""
+"""No message uses more memory than allowed, and a reader that does is found. Time is not checked here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_reader_that_parses_before_it_counts_is_found() -> None:
     assert not worst.largest.is_allowed, worst
 
 
-def test_what_is_allowed_follows_the_size_and_begins_with_a_constant() -> None:
+def test_the_allowed_cost_is_a_constant_plus_a_share_of_the_size() -> None:
     assert Cost(10, 0.0, ALLOWED_BYTES).is_allowed and not Cost(10, 0.0, ALLOWED_BYTES + 1).is_allowed
     assert Cost(40 * MIB, 0.0, ALLOWED_TIMES * 40 * MIB).is_allowed
     assert not Cost(40 * MIB, 0.0, ALLOWED_TIMES * 40 * MIB + 1).is_allowed

@@ -1,4 +1,4 @@
-"""The evidence: what a recorder writes is what a checker reads, whatever befell the client."""
+"""The evidence: a checker reads everything that a recorder writes, however the client ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def recorder(path: Path) -> Recorder:
     return Recorder(path, now=lambda: float(next(ticks)))
 
 
-def test_what_was_recorded_is_loaded(tmp_path: Path) -> None:
+def test_a_recorded_history_is_loaded(tmp_path: Path) -> None:
     with recorder(tmp_path / "a") as history:
         write = history.invoke("c1", "x", Kind.WRITE, 5)
         read = history.invoke("c2", "x", Kind.READ)

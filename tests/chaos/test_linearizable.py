@@ -1,4 +1,4 @@
-"""The judge: it must see every violation and invent none. A brute-force twin has the last word on small histories."""
+"""The linearizability check must find every violation and invent none. Brute force decides on small histories."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_only_one_of_two_swaps_of_the_same_value_succeeds() -> None:
     assert not accepted(write(1, 2, "a"), cas(3, 9, "a", "b", True), cas(3, 9, "a", "c", True))
 
 
-def test_an_unknown_write_that_nobody_read_can_explain_a_refused_swap() -> None:
+def test_an_unread_write_with_an_unknown_outcome_can_explain_a_refused_swap() -> None:
     assert accepted(write(1, 2, "a"), write(3, 4, "z", INFO), cas(5, 6, "a", "b", False))
     assert not accepted(write(1, 2, "a"), cas(5, 6, "a", "b", False))
 
@@ -205,7 +205,7 @@ def test_a_search_beyond_its_bound_gives_up_and_is_no_pass() -> None:
     assert "undecided" in str(report)
 
 
-def test_a_history_in_which_nothing_was_judged_is_no_pass() -> None:
+def test_a_history_without_verdicts_is_not_a_pass() -> None:
     assert not judge([]).ok
     assert not judge([write(1, 2, 1, FAIL)]).ok
 
@@ -216,7 +216,7 @@ def test_a_key_is_a_register_or_a_set_never_both() -> None:
 
 
 def test_a_long_history_with_many_unknown_operations_is_decided() -> None:
-    """Each unknown write doubles a naive search; here are two hundred and more, among three thousand operations."""
+    """Each unknown write doubles a naive search; here are more than two hundred, among three thousand operations."""
     chance = random.Random(7)
     operations: list[Operation] = []
     value: Value = None
@@ -261,7 +261,7 @@ def test_an_acknowledged_element_is_in_every_later_read() -> None:
     assert verdict.culprit == read_all(3, 4, 1)
 
 
-def test_an_element_that_nobody_added_is_found() -> None:
+def test_an_element_that_was_never_added_is_found() -> None:
     verdict = verdict_of(add(1, 2, 1), read_all(3, 4, 1, 9))
 
     assert isinstance(verdict, Violation)
@@ -307,7 +307,7 @@ def test_the_order_shown_respects_real_time() -> None:
 
 
 def test_an_element_that_no_read_shows_comes_after_all_that_are_shown() -> None:
-    """The read overlaps everything; only the order of the two adds gives it away."""
+    """The read overlaps everything; only the order of the two adds reveals it."""
     assert accepted(add(1, 2, 1), add(3, 4, 2), read_all(0, 9, 1))
     assert not accepted(add(1, 2, 1), add(3, 4, 2), read_all(0, 9, 2))
 
@@ -331,7 +331,7 @@ def test_reads_without_order_are_judged_as_sets() -> None:
         judge([*adds, unordered(2, 3, 2), read_all(4, 5, 2)])
 
 
-def test_two_adds_of_one_element_are_refused_for_nobody_can_tell_them_apart() -> None:
+def test_two_adds_of_one_element_are_refused_as_indistinguishable() -> None:
     with pytest.raises(BadHistory, match="added twice"):
         judge([add(1, 2, 1), add(3, 4, 1)])
 
@@ -441,13 +441,13 @@ SET = (Kind.ADD, Kind.READ_ALL)
 
 @given(executions(REGISTER, 60))
 @settings(max_examples=150, deadline=None)
-def test_what_a_real_register_did_is_accepted(operations: list[Operation]) -> None:
+def test_the_history_of_a_real_register_is_accepted(operations: list[Operation]) -> None:
     assert isinstance(judge_register(operations, work_max=1_000_000), Linearizable)
 
 
 @given(st.booleans().flatmap(lambda ordered: executions(SET, 60, ordered)))
 @settings(max_examples=150, deadline=None)
-def test_what_a_real_set_did_is_accepted(operations: list[Operation]) -> None:
+def test_the_history_of_a_real_set_is_accepted(operations: list[Operation]) -> None:
     assert isinstance(judge_set(operations), Linearizable)
 
 
@@ -474,7 +474,7 @@ def test_a_register_with_one_answer_changed_is_rejected_exactly_when_no_order_ex
 
 
 def without_last_return(violation: Violation) -> list[Operation]:
-    """The prefix as it was before its last operation returned: nothing was wrong yet."""
+    """The prefix before its last operation returned: nothing was wrong yet."""
     last = max(it.deadline for it in violation.prefix if it.outcome is OK)
     return [replace(it, outcome=INFO, result=None) if it.deadline == last else it for it in violation.prefix]
 

@@ -1,4 +1,4 @@
-"""The replicated log on real processes, under real faults; and that the run would see a loss if there were one."""
+"""The replicated log on real processes, under real faults; and proof that the run would notice a loss."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.chaos.netns import Network, NotPermitted
 
 
 def best_net() -> Net:
-    """Cuts by the kernel where they work, else by proxies, and the summary of the test run says why."""
+    """Cuts by the kernel where possible, otherwise by proxies; the summary of the test run gives the reason."""
     try:
         with Network(["a", "b"]):
             return Net.NETNS
@@ -92,7 +92,7 @@ def test_nothing_outlives_the_run(tmp_path: Path) -> None:
 def test_a_node_that_ends_by_itself_is_evidence(tmp_path: Path) -> None:
     async def scenario() -> list[str]:
         async with LogCluster(tmp_path, members=3, groups=1, net=Net.PROXY) as cluster:
-            os.kill(cast(int, cluster.pid("n1")), signal.SIGTERM)  # Not by the cluster, so nobody expects it.
+            os.kill(cast(int, cluster.pid("n1")), signal.SIGTERM)  # Not by the run, so it is unexpected.
             async with asyncio.timeout(60):
                 while not cluster.deaths:
                     await asyncio.sleep(0.01)
@@ -104,7 +104,7 @@ def test_a_node_that_ends_by_itself_is_evidence(tmp_path: Path) -> None:
 
 
 class Script:
-    """A cluster of one that answers as told: a dictionary, or None to break the connection."""
+    """A cluster of one that answers from a script: a dictionary, or None to break the connection."""
 
     def __init__(self, folder: Path, answers: list[dict[str, Any] | None]) -> None:
         self.names = ["n1"]
@@ -165,7 +165,9 @@ def test_a_client_that_was_only_refused_knows_that_nothing_happened(tmp_path: Pa
 
 
 @pytest.mark.parametrize("answer", [UNKNOWN, None], ids=["told so", "connection broken"])
-def test_a_client_never_asks_again_for_what_may_have_happened(answer: dict[str, Any] | None, tmp_path: Path) -> None:
+def test_a_client_never_retries_an_operation_with_an_unknown_outcome(
+    answer: dict[str, Any] | None, tmp_path: Path
+) -> None:
     assert outcome_of([answer, {"result": None}], tmp_path / "h") == (Outcome.INFO, 1)
 
 

@@ -1,4 +1,4 @@
-"""What a run knows of a cluster whose members change, shown views as nodes give them."""
+"""What a run knows of a cluster whose members change, from the nodes' views."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from holdfast.chaos import member_faults
-from holdfast.chaos.bent_node import Bends
 from holdfast.chaos.cluster import NodeCluster
+from holdfast.chaos.faulty_node import Bends
 from holdfast.chaos.member_faults import Drain, Replace
 from holdfast.chaos.nemesis import Target
 from holdfast.chaos.workloads import Asker, Seen
@@ -30,7 +30,7 @@ def heard_of(number: int, leader: str, members: str = "n1 n2 n3", epoch: int = 1
     return {"partition": number, "leader": leader, "members": members.split(), "epoch": epoch}
 
 
-def test_a_replica_knows_the_leader_better_than_who_only_heard_of_it(tmp_path: Path) -> None:
+def test_a_replica_knows_the_leader_better_than_other_nodes(tmp_path: Path) -> None:
     cluster = NodeCluster(tmp_path, nodes=5, replication=3)
     cluster._views = {"n1": view(hosted(0, "n1", 3)), "n2": view(hosted(0, "n2", 4)), "n5": view(heard_of(0, "n3"))}
 
@@ -38,7 +38,7 @@ def test_a_replica_knows_the_leader_better_than_who_only_heard_of_it(tmp_path: P
     assert cluster.led_by("n2") == [0] and cluster.led_by("n3") == []
 
 
-def test_the_newest_epoch_says_who_the_members_are(tmp_path: Path) -> None:
+def test_the_newest_epoch_determines_the_members(tmp_path: Path) -> None:
     cluster = NodeCluster(tmp_path, nodes=5)
     cluster._views = {"n1": view(hosted(0, "n1", 3)), "n5": view(heard_of(0, "n1", "m99 n1 n3", epoch=2))}
 
@@ -60,7 +60,7 @@ async def test_a_client_of_a_node_that_is_gone_for_ever_asks_another(tmp_path: P
 
 
 class Careless(NodeCluster):
-    """Says yes to every operator, and does nothing."""
+    """Agrees to every operator, and does nothing."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, nodes=3)

@@ -1,4 +1,4 @@
-"""Faults on real processes and real connections: they hit whom they name, and their end repairs everything."""
+"""Faults on real processes and real connections: they hit their targets, and their end repairs everything."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LOOPBACK = ("127.0.0.1", 0)
 
 
 class Nodes:
-    """Processes that only wait to be killed, and for each a server in this process, reached through proxies."""
+    """Processes that only wait to be killed, each with a server in this process, reached through proxies."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)
@@ -78,9 +78,10 @@ class Nodes:
         return {name for name, stat in states.items() if stat.rpartition(")")[2].split()[0] == "T"}
 
     async def heard(self, expected: int) -> set[tuple[str, str]]:
-        """Every (a, b) such that b hears a now. Everybody dials everybody, so it counts who is heard, whoever dialled.
+        """Every (a, b) such that b receives from a now. All dial each other, so the receiver counts, whichever side
+        dialled.
 
-        Waits with patience for the expected number of directions, and then a little for one too many.
+        Waits for the expected number of directions, and then a little for an extra one.
         """
         self.round += 1
         self.hearings = set()
@@ -115,7 +116,7 @@ class Nodes:
             with contextlib.suppress(OSError):
                 writer.write(b"greetings\n")
                 line = (await reader.readline()).decode().split()
-                if line and line[1] == str(self.round):  # What an earlier round's fault held back does not count.
+                if line and line[1] == str(self.round):  # Messages held back by an earlier round's fault do not count.
                     self.hearings.add((line[0], name))
                 await reader.read()
             writer.transport.abort()
@@ -172,7 +173,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_protocol_is_what_the_test_cluster_is() -> None:
+def test_the_test_cluster_implements_the_protocol() -> None:
     cluster: Cluster = Nodes(["n1"])
 
     assert cluster.names == ["n1"]
@@ -200,7 +201,7 @@ def test_a_target_means_the_nodes_it_names(target: Target, size: int) -> None:
     run(5, test)
 
 
-def test_without_a_leader_any_node_stands_for_it() -> None:
+def test_without_a_leader_any_node_is_the_target() -> None:
     async def test(cluster: Nodes, chance: random.Random) -> None:
         await cluster.kill("n1", signal.SIGKILL)
 
@@ -238,7 +239,7 @@ def test_all_nodes_can_be_killed_at_once() -> None:
     run(3, test)
 
 
-def test_a_paused_node_is_stopped_and_goes_on_as_the_same_process() -> None:
+def test_a_paused_node_continues_as_the_same_process() -> None:
     async def test(cluster: Nodes, chance: random.Random) -> None:
         before = cluster.pid("n1")
         fault = Pause(Target.LEADER, chance)
@@ -253,7 +254,7 @@ def test_a_paused_node_is_stopped_and_goes_on_as_the_same_process() -> None:
     run(3, test)
 
 
-def test_a_pause_whose_victim_was_killed_meanwhile_ends_without_touching_its_successor() -> None:
+def test_a_pause_whose_victim_was_killed_ends_without_touching_its_successor() -> None:
     async def test(cluster: Nodes, chance: random.Random) -> None:
         fault = Pause(Target.LEADER, chance)
         await fault.begin(cluster)
@@ -272,7 +273,7 @@ def test_a_pause_whose_victim_was_killed_meanwhile_ends_without_touching_its_suc
 
 
 @pytest.mark.parametrize("manner", Manner)
-def test_an_isolated_node_hears_nobody_and_is_heard_by_nobody(manner: Manner) -> None:
+def test_an_isolated_node_neither_sends_nor_receives(manner: Manner) -> None:
     async def test(cluster: Nodes, chance: random.Random) -> None:
         fault = Isolate(Target.LEADER, manner, chance)
 
@@ -286,7 +287,7 @@ def test_an_isolated_node_hears_nobody_and_is_heard_by_nobody(manner: Manner) ->
 
 
 @pytest.mark.parametrize("manner", Manner)
-def test_halves_do_not_hear_each_other_but_themselves(manner: Manner) -> None:
+def test_halves_communicate_only_among_themselves(manner: Manner) -> None:
     async def test(cluster: Nodes, chance: random.Random) -> None:
         fault = Halves(manner, chance)
 
@@ -302,7 +303,7 @@ def test_halves_do_not_hear_each_other_but_themselves(manner: Manner) -> None:
     run(5, test)
 
 
-def test_one_way_silences_one_direction_whoever_dialled() -> None:
+def test_one_way_silences_one_direction_of_either_dialer() -> None:
     async def test(cluster: Nodes, chance: random.Random) -> None:
         fault = OneWay(Target.LEADER, chance)
         seen = set()

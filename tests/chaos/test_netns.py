@@ -15,7 +15,7 @@ import pytest
 from holdfast.chaos.netns import Network, NotPermitted
 from holdfast.chaos.proxy import Blackhole, Cut, Delay, Direction, Pass
 
-PORT = 4000  # Inside namespaces of our own nobody else can hold it.
+PORT = 4000  # Free, because the namespaces are ours.
 PATIENCE_S = 20.0
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -104,7 +104,7 @@ def things_named(prefix: str) -> list[str]:
     return [line for line in (links + spaces).splitlines() if prefix in line]
 
 
-def test_nodes_hear_each_other_and_we_hear_them(server: Network) -> None:
+def test_nodes_reach_each_other_and_we_reach_them(server: Network) -> None:
     with Client(server) as client:
         assert client.hear() == "connected"
         client.send("hello")
@@ -116,9 +116,7 @@ def test_nodes_hear_each_other_and_we_hear_them(server: Network) -> None:
 
 
 @pytest.mark.parametrize("direction", Direction)
-def test_a_silent_cut_of_either_direction_holds_what_is_said_until_it_heals(
-    server: Network, direction: Direction
-) -> None:
+def test_a_silent_cut_of_either_direction_holds_messages_until_it_heals(server: Network, direction: Direction) -> None:
     with Client(server) as client:
         assert client.hear() == "connected"
 
@@ -131,7 +129,7 @@ def test_a_silent_cut_of_either_direction_holds_what_is_said_until_it_heals(
         assert client.hear() == "into the void"
 
 
-def test_a_cut_lets_nobody_connect_and_says_so(server: Network) -> None:
+def test_a_cut_refuses_new_connections(server: Network) -> None:
     server.proxies["n1", "n2"].mode(Cut())
     with Client(server) as client:
         assert client.hear() == "OSError"
@@ -182,8 +180,8 @@ def test_a_network_that_swallows_packets_is_noticed(network: Network) -> None:
     network.probe()
 
 
-def test_under_the_firewall_of_a_docker_daemon_no_network_is_made_and_the_reason_is_said(network: Network) -> None:
-    """In a network namespace of its own: the policy of this machine stays as it is."""
+def test_under_the_firewall_of_a_docker_daemon_no_network_is_made_and_the_reason_is_given(network: Network) -> None:
+    """In its own network namespace: the policy of this machine stays unchanged."""
     if shutil.which("iptables") is None:
         pytest.skip("the command `iptables` is not there")
     if not Path("/proc/sys/net/bridge/bridge-nf-call-iptables").exists():
@@ -229,7 +227,7 @@ def test_a_half_made_network_is_removed() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
-def test_without_root_it_says_what_it_needs() -> None:
+def test_without_root_the_error_names_the_requirement() -> None:
     program = "import os; from holdfast.chaos.netns import Network; os.setuid(65534); Network(['n1']).__enter__()"
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)

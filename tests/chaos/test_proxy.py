@@ -1,4 +1,4 @@
-"""The proxy: each mode does to a real connection what the fault it stands for does."""
+"""The proxy: each mode affects a real connection like the fault that it represents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ dialled: list[asyncio.StreamWriter] = []  # Closed when the test ends.
 
 
 class Target:
-    """A server that echoes, and keeps what it got."""
+    """A server that echoes, and records what it received."""
 
     def __init__(self) -> None:
         self.received = bytearray()
@@ -137,7 +137,7 @@ def test_a_cut_resets_open_connections_refuses_new_ones_and_heals_on_the_same_po
     run(test)
 
 
-def test_a_blackhole_holds_what_is_sent_and_delivers_it_in_order_when_it_ends() -> None:
+def test_a_blackhole_holds_bytes_and_delivers_them_in_order_when_it_ends() -> None:
     async def test(proxy: Proxy, target: Target) -> None:
         reader, writer = await dial(proxy)
         await say((reader, writer), b"before ")
@@ -157,7 +157,7 @@ def test_a_blackhole_holds_what_is_sent_and_delivers_it_in_order_when_it_ends() 
     run(test)
 
 
-def test_a_blackhole_accepts_new_connections_and_the_target_hears_of_none() -> None:
+def test_a_blackhole_accepts_connections_without_the_target() -> None:
     async def test(proxy: Proxy, target: Target) -> None:
         proxy.mode(Blackhole())
 
@@ -269,7 +269,7 @@ def test_a_throttle_bounds_the_bytes_per_second() -> None:
     run(test)
 
 
-def test_a_target_that_is_not_there_resets_the_one_who_dials() -> None:
+def test_a_missing_target_resets_the_dialer() -> None:
     async def main() -> None:
         server = await asyncio.start_server(Target().serve, *LOOPBACK)
         host, port = server.sockets[0].getsockname()

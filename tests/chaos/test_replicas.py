@@ -1,4 +1,4 @@
-"""The last look at the disks: states that differ at one index and snapshots that are torn are found."""
+"""The final check of the disks: states that differ at one index and torn snapshots are found."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def places(root: Path) -> dict[str, Path]:
 def test_replicas_at_one_index_are_compared(tmp_path: Path) -> None:
     for name in ("n1", "n2"):
         write_state(tmp_path / name / "state" / "0003", 7, {b"a": b"1"})
-    write_state(tmp_path / "n3" / "state" / "0003", 6, {b"a": b"0"})  # Behind, and so no evidence.
+    write_state(tmp_path / "n3" / "state" / "0003", 6, {b"a": b"0"})  # It lags behind, so it is no evidence.
 
     found = compare(places(tmp_path))
 
     assert (found.equal, found.wrong) == (2, [])
 
 
-def test_a_replica_that_differs_is_found_with_what_differs(tmp_path: Path) -> None:
+def test_a_differing_replica_is_found_with_the_difference(tmp_path: Path) -> None:
     write_state(tmp_path / "n1" / "state" / "0003", 7, {b"a": b"1", b"b": b"2"})
     write_state(tmp_path / "n2" / "state" / "0003", 7, {b"a": b"1"})
 

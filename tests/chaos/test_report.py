@@ -1,4 +1,4 @@
-"""The page of a run: what it must show, and that nothing a node says can break it."""
+"""The page of a run: its content, and that no log line of a node can break it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_timeline_has_a_lane_for_each_node_and_each_family_of_faults() -> No
     assert "S3 silent: S3 does <not> answer, 4.00 s" in titles and "killed, 3.00 s" in titles
 
 
-def test_the_page_tells_the_verdict_what_missed_its_moment_and_what_was_left_out() -> None:
+def test_the_page_shows_the_verdict_and_missed_and_omitted_faults() -> None:
     made = page(
         title="Chaos run, seed 7",
         subtitle="3 nodes",

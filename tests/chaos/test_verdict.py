@@ -1,4 +1,4 @@
-"""The judge of a chaos run, shown evidence of each promise broken: it must find it, and nothing where nothing is wrong."""
+"""The verdict of a chaos run, given evidence of each broken promise: it must find it, and nothing else."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_an_error_is_excused_only_by_what_happened_to_its_own_node() -> None:
         ("status 500", None),
     ],
 )
-def test_a_node_that_is_told_to_end_may_refuse_and_must_not_break(what: str, excuse: str | None) -> None:
+def test_a_stopping_node_may_refuse_but_must_not_break_connections(what: str, excuse: str | None) -> None:
     told = Outage("n2", "told to end", 106.2, 109.0)
     failed = replace(REFUSAL, what=what)
 

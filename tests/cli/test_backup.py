@@ -1,4 +1,4 @@
-"""`holdfast backup` against a real node: what is made, listed, read to its end, ended and deleted."""
+"""`holdfast backup` against a real node: backups are made, listed, verified, cancelled and deleted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_commands import Cli, cli
+from tests.cli.running import Cli
+from tests.cli.test_commands import cli
 
 __all__ = ["cli"]
 
@@ -29,7 +30,7 @@ def test_a_backup_is_made_listed_verified_and_deleted(cli: Cli, place: Path) -> 
     assert said.startswith(listed["id"]) and "Messages between partitions were held for" in said
     assert listed["partitions"] == 2 and listed["bytes"] > 0 and listed["cluster"] == "holdfast"
     assert listed["id"] in cli.ok("backup", "list", "--from", str(place))
-    assert "Sound: every byte is what was written" in cli.ok("backup", "verify", "--from", str(place))
+    assert "The backup is intact: every checksum matches" in cli.ok("backup", "verify", "--from", str(place))
     assert cli.json("backup", "verify", listed["id"], "--from", str(place)) == listed
     assert "is deleted" in cli.ok("backup", "delete", listed["id"], "--from", str(place))
     assert "has no backups" in cli.ok("backup", "list", "--from", str(place))
@@ -54,7 +55,7 @@ def test_a_damaged_backup_is_not_sound(cli: Cli, place: Path) -> None:
     assert result.exit_code == 1 and "its data is damaged" in result.stderr
 
 
-def test_ctrl_c_ends_a_backup_and_removes_what_it_wrote(cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_cancels_a_backup_and_removes_its_files(cli: Cli, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def forever(*_: Any) -> Any:
         import asyncio
 
@@ -68,15 +69,15 @@ def test_ctrl_c_ends_a_backup_and_removes_what_it_wrote(cli: Cli, place: Path, m
 
     result = cli.run("backup", "--to", str(place))
 
-    assert result.exit_code == 130 and "was ended; what it wrote is removed" in result.stderr
+    assert result.exit_code == 130 and "was cancelled, and its files were removed" in result.stderr
     assert [path for path in place.rglob("*") if path.is_file()] == []
 
 
-def test_a_place_that_is_wrong_is_told_with_what_to_do(cli: Cli, tmp_path: Path) -> None:
+def test_a_wrong_place_is_refused_with_a_hint(cli: Cli, tmp_path: Path) -> None:
     missing = cli.run("backup", "--to", str(tmp_path / "missing"))
     assert missing.exit_code == 1 and "the directory does not exist. Create it" in missing.stderr
 
-    assert "there is no kind of store called 'ftp'" in cli.run("backup", "--to", "ftp://x").stderr
+    assert "unknown kind of store 'ftp'" in cli.run("backup", "--to", "ftp://x").stderr
     assert "does not exist" in cli.run("backup", "list", "--from", str(tmp_path / "missing")).stderr
     assert cli.run("backup").exit_code == 2
     os.mkdir(tmp_path / "empty")
@@ -91,11 +92,11 @@ def test_an_interrupted_backup_is_shown_as_such(cli: Cli, place: Path) -> None:
 
     (listed,) = cli.json("backup", "list", "--from", str(place))
 
-    assert listed == {"id": made["id"], "note": "not finished: being made, or interrupted"}
+    assert listed == {"id": made["id"], "note": "not finished: in progress, or interrupted"}
     assert cli.run("backup", "verify", "--from", str(place)).exit_code == 1
 
 
-def test_a_data_directory_is_made_from_a_backup(
+def test_a_data_directory_is_created_from_a_backup(
     cli: Cli, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = cli.json("backup", "--to", str(place))
@@ -104,13 +105,15 @@ def test_a_data_directory_is_made_from_a_backup(
     said = cli.ok("restore", "--from", str(place))
 
     assert f"node m1 of cluster holdfast has 2 partitions, from {made['id']}." in said
-    assert "Start it: holdfast serve" in said and 'Nodes that join later need: restored = "backup-' in said
-    assert "was restored before and not started yet" in cli.ok("restore", "--from", str(place), "--backup", made["id"])
+    assert "Start it: holdfast serve" in said and 'Nodes that join later need the setting: restored = "backup-' in said
+    assert "was already restored but has not been started" in cli.ok(
+        "restore", "--from", str(place), "--backup", made["id"]
+    )
     shown = cli.json("restore", "--from", str(place))
     assert shown["restored"].startswith(made["id"]) and shown["partitions"] == [0, 1] and shown["others"] == []
 
 
-def test_a_restore_says_what_to_do_elsewhere(cli: Cli, place: Path, tmp_path: Path) -> None:
+def test_a_restore_names_the_commands_for_the_other_nodes(cli: Cli, place: Path, tmp_path: Path) -> None:
     made = cli.json("backup", "--to", str(place))
     (tmp_path / "secret").write_text("a secret of the tests")
     config = tmp_path / "node.toml"
@@ -124,7 +127,7 @@ def test_a_restore_says_what_to_do_elsewhere(cli: Cli, place: Path, tmp_path: Pa
     assert f"Restore m1 as well, each on its own machine, with --backup {made['id']};" in said
 
 
-def test_a_restore_that_cannot_be_says_why(
+def test_an_impossible_restore_is_refused_with_the_reason(
     cli: Cli, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli, "environ", {**cli.environ, "HOLDFAST_DATA": str(tmp_path / "full")})

@@ -1,75 +1,30 @@
-"""The commands against a real node: what they print for eyes, for scripts, and when something is wrong."""
+"""The commands against a real node: their output for people and scripts, and their errors."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from holdfast import __version__
 from holdfast.cli.cluster import _behind
 from holdfast.cli.main import main
+from tests.cli.running import Cli, running
 from tests.cluster.harness import PATIENCE_S
-from tests.cluster.serving import Serving, serving
-
-
-class Cli:
-    """Commands run in this thread, the node in another."""
-
-    def __init__(self, at: Serving, loop: asyncio.AbstractEventLoop) -> None:
-        self.at = at
-        self.loop = loop
-        self.environ = {"HOLDFAST_ADMIN_URL": at.node.admin_url, "HOLDFAST_INGRESS_URL": at.node.ingress_url}
-
-    def run(self, *arguments: str, input: str | None = None) -> Result:
-        return CliRunner().invoke(main, arguments, env=self.environ, input=input)
-
-    def ok(self, *arguments: str, input: str | None = None) -> str:
-        result = self.run(*arguments, input=input)
-        assert result.exit_code == 0, result.output
-        return result.stdout
-
-    def json(self, *arguments: str) -> Any:
-        return json.loads(self.ok(*arguments, "--json"))
-
-    def reaches(self, id_: str, status: str) -> None:
-        asyncio.run_coroutine_threadsafe(self.at.reaches(id_, status), self.loop).result(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
 def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
-    path = tmp_path_factory.mktemp("node")
-    ready: list[Cli] = []
-    started, over = threading.Event(), threading.Event()
-
-    async def serve() -> None:
-        try:
-            async with serving(path) as at:
-                ready.append(Cli(at, asyncio.get_running_loop()))
-                started.set()
-                await asyncio.to_thread(over.wait)
-        finally:
-            started.set()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    started.wait()
-    try:
-        yield ready[0]
-    finally:
-        over.set()
-        thread.join()
+    with running(tmp_path_factory.mktemp("node")) as cli:
+        yield cli
 
 
 def test_a_call_prints_the_outcome_and_nothing_else(cli: Cli) -> None:
@@ -82,7 +37,7 @@ def test_a_call_prints_the_outcome_and_nothing_else(cli: Cli) -> None:
     assert shown["id"].startswith("inv_") and shown["outcome"] == {"a": 1}
 
 
-def test_a_call_of_what_is_not_there_fails_with_a_hint(cli: Cli) -> None:
+def test_a_call_of_an_unknown_handler_fails_with_a_hint(cli: Cli) -> None:
     result = cli.run("call", "nothing/run")
 
     assert result.exit_code == 1
@@ -235,18 +190,18 @@ def test_serve_names_every_port_it_wants_if_one_is_taken(tmp_path: Path) -> None
         root = Path(__file__).resolve().parents[2]
         answer = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
-    assert answer.returncode == 1 and "a port is taken" in answer.stderr
+    assert answer.returncode == 1 and "a port is already in use" in answer.stderr
     assert f"peer {peer}" in answer.stderr
 
 
-def test_dev_names_what_is_not_an_app() -> None:
+def test_dev_refuses_an_invalid_app_with_its_name() -> None:
     result = CliRunner().invoke(main, ["dev", "--app", "trips"])
 
     assert result.exit_code == 2
     assert "is not MODULE:VARIABLE" in result.stderr
 
 
-def test_config_check_explains_mistakes_and_prints_what_holds(cli: Cli, tmp_path: Path) -> None:
+def test_config_check_explains_mistakes_and_prints_effective_settings(cli: Cli, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("a secret that nobody may read")
     file = tmp_path / "node.toml"
@@ -255,7 +210,7 @@ def test_config_check_explains_mistakes_and_prints_what_holds(cli: Cli, tmp_path
     result = cli.run("config", "check", "--config", str(file))
     assert result.exit_code == 0
     assert "n2=10.0.0.2:5122" in result.output and "a secret" not in result.output
-    assert "Note: founders: two nodes stand still when either stops" in result.output
+    assert "Note: founders: a cluster of two nodes stops when either node stops" in result.output
     assert cli.json("config", "check", "--config", str(file))["settings"]["founders"] == "n1, n2"
 
     file.write_text('node = "n1"\nreplicas = 3\n')
@@ -326,7 +281,7 @@ def test_a_snapshot_is_cut_listed_and_read_to_its_end(cli: Cli, tmp_path: Path) 
     ],
     ids=["mixed", "in a moment", "risen", "an older node answers"],
 )  # fmt: skip
-def test_the_status_says_what_keeps_the_level_from_rising(
+def test_the_status_shows_why_the_level_does_not_rise(
     level: int | None, levels: dict[str, Any], said: str | None
 ) -> None:
     nodes = [{"name": name, "state": "active", "level": each} for name, each in levels.items()]
@@ -334,21 +289,21 @@ def test_the_status_says_what_keeps_the_level_from_rising(
     assert _behind({"level": level, "nodes": [*nodes, {"name": "n9", "state": "removed", "level": None}]}) == said
 
 
-def test_a_snapshot_of_what_is_not_there_is_refused(cli: Cli) -> None:
+def test_a_snapshot_of_an_unknown_partition_is_refused(cli: Cli) -> None:
     result = cli.run("snapshot", "create", "77")
 
     assert result.exit_code == 1 and "there is no partition '77' (404)" in result.stderr
     assert "has no shared store" in cli.run("snapshot", "list", "--stored").stderr
 
 
-def test_cluster_commands_show_nodes_and_explain_what_cannot_be_done(cli: Cli) -> None:
+def test_cluster_commands_show_nodes_and_explain_refusals(cli: Cli) -> None:
     shown = cli.ok("cluster", "status")
     assert "n1" in shown and "active" in shown and "PARTITION" in shown
     assert re.search(rf"VERSION.*\nn1 +{re.escape(__version__)} +active", shown) and "Level" not in shown
     assert [node["leads"] for node in cli.json("cluster", "status")["nodes"]] == [2]
 
     stays = cli.run("cluster", "transfer", "0")
-    assert stays.exit_code == 1 and "nobody else can lead partition 0" in stays.output
+    assert stays.exit_code == 1 and "no other node can lead partition 0" in stays.output
     last = cli.run("cluster", "remove", "n1", "--force")
     assert last.exit_code == 1 and "n1 is the last node" in last.output
     assert cli.run("cluster", "drain", "n7").exit_code == 1

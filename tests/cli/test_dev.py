@@ -1,4 +1,4 @@
-"""`holdfast dev` as a newcomer runs it: real processes, killed and changed while they work."""
+"""`holdfast dev` as a new user runs it: real processes, killed and changed while they work."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.cli.authority import make_authority, make_for_node
 from holdfast.cli.develop import sample, snapshot
 from holdfast.cli.run import _dev_config
 from holdfast.cluster.config import BadConfig
@@ -116,7 +117,7 @@ def gone(pid: int) -> bool:
     return False
 
 
-def test_a_killed_handler_process_comes_back_and_goes_on_at_the_right_step(tmp_path: Path) -> None:
+def test_a_killed_handler_process_restarts_and_continues_at_the_right_step(tmp_path: Path) -> None:
     (tmp_path / "things.py").write_text(APP)
     seen = tmp_path / "seen"
     with dev(tmp_path) as it:
@@ -138,7 +139,7 @@ def test_a_killed_handler_process_comes_back_and_goes_on_at_the_right_step(tmp_p
         assert "ended by SIGKILL" in it.text
 
 
-def test_requests_before_the_handlers_are_registered_are_told_to_come_again(tmp_path: Path) -> None:
+def test_requests_before_the_handlers_are_registered_get_503_with_retry_after(tmp_path: Path) -> None:
     (tmp_path / "things.py").write_text(
         "import pathlib, time\nwhile not pathlib.Path('go').exists(): time.sleep(0.01)\n" + APP
     )
@@ -159,7 +160,7 @@ def test_requests_before_the_handlers_are_registered_are_told_to_come_again(tmp_
         assert too_large.value.code == 413
 
 
-def test_options_of_dev_win_over_variables_and_those_over_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_dev_override_variables_which_override_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_INGRESS", "0.0.0.0:1234")
     monkeypatch.setenv("HOLDFAST_PARTITIONS", "7")
     monkeypatch.setenv("HOLDFAST_SNAPSHOT_KEEP", "5")
@@ -172,17 +173,17 @@ def test_options_of_dev_win_over_variables_and_those_over_defaults(monkeypatch: 
     assert (plain.node, plain.cluster, plain.data, plain.snapshot_keep) == ("dev", "dev", Path(".holdfast"), 5)
     assert (str(given.ingress), given.partitions, given.data) == ("0.0.0.0:4321", 2, Path("there"))
     monkeypatch.setenv("HOLDFAST_FOUNDERS", "dev,n2")
-    with pytest.raises(BadConfig, match="holdfast dev runs one node alone"):
+    with pytest.raises(BadConfig, match="holdfast dev runs a single node"):
         _dev_config(**nothing)
 
 
-def test_a_changed_file_is_served_and_a_broken_one_is_waited_for(tmp_path: Path) -> None:
+def test_a_changed_file_is_served_and_a_broken_one_awaits_a_correction(tmp_path: Path) -> None:
     things = tmp_path / "things.py"
     things.write_text(APP)
     with dev(tmp_path) as it:
         it.handlers_pid()
         things.write_text("def broken(\n")
-        it.until("Waiting for a change")
+        it.until("Waiting for one of its files to change")
         assert "SyntaxError" in it.text
         things.write_text(APP.replace("VERSION", "CHANGED"))
         it.until("Process .* serves", 2)
@@ -190,7 +191,7 @@ def test_a_changed_file_is_served_and_a_broken_one_is_waited_for(tmp_path: Path)
         assert it.call("work/go", "ann") == "CHANGED ann"
 
 
-def test_ctrl_c_stops_everything_and_what_was_accepted_goes_on_with_the_next_start(tmp_path: Path) -> None:
+def test_ctrl_c_stops_everything_and_accepted_work_continues_at_the_next_start(tmp_path: Path) -> None:
     (tmp_path / "things.py").write_text(APP)
     with dev(tmp_path) as it:
         pid = it.handlers_pid()
@@ -227,7 +228,26 @@ def test_the_line_to_try_works(tmp_path: Path) -> None:
         assert it.call(url.split("/", 3)[3], json.loads(body)) == "VERSION ..."
 
 
-def test_a_taken_port_and_a_used_directory_are_told_in_a_sentence(tmp_path: Path) -> None:
+def test_the_line_to_try_works_with_tokens_and_tls(tmp_path: Path) -> None:
+    folder = tmp_path / "it's here"
+    folder.mkdir()
+    (folder / "things.py").write_text(APP.replace("asyncio.sleep(0.5)", "asyncio.sleep(0)"))
+    make_authority(folder, "test")
+    made = make_for_node(folder, "n1", ("127.0.0.1", "localhost"))
+    settings = {
+        "HOLDFAST_AUTH": "tokens",
+        "HOLDFAST_INGRESS_TLS_CERT": str(made.cert),
+        "HOLDFAST_INGRESS_TLS_KEY": str(made.key),
+    }
+    with dev(folder, environment=settings) as it:
+        line = it.until("Try:  (curl .*)")
+        done = subprocess.run(["sh", "-c", line], cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S)
+
+        assert json.loads(done.stdout) == "VERSION ...", (line, done)
+        assert "hf_node" not in line
+
+
+def test_a_port_or_directory_in_use_is_reported_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "things.py").write_text(APP)
 
     def fails(*more: str) -> str:
@@ -246,7 +266,7 @@ def test_a_taken_port_and_a_used_directory_are_told_in_a_sentence(tmp_path: Path
         handlers = fails("--app", "things:app", "--handlers-port", str(it.handlers_port), "--port", "0")
         strange = fails("--data", ".", "--port", "0", "--admin-port", "0")
 
-    assert "a port is taken" in taken and "--port" in taken
+    assert "a port is already in use" in taken and "--port" in taken
     assert f"in use by process {it.process.pid}" in used
     assert "--handlers-port" in handlers
     assert "not a data directory of Holdfast" in strange

@@ -1,4 +1,4 @@
-"""What `holdfast dev` says about failures and pauses."""
+"""The output of `holdfast dev` about failures and pauses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.cli.failures import Reporter
 from holdfast.cluster.partition.door import Partition
-from holdfast.sdk.ids import parse_id
+from holdfast.sdk.ids import InvocationId, parse_id
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import FailAttempt, Retry
 from holdfast.statemachine.effects import OK
@@ -17,7 +17,7 @@ from tests.cluster.harness import PATIENCE_S
 from tests.cluster.serving import serving
 
 
-async def test_failures_and_pauses_are_printed_with_their_reason_and_how_to_go_on(
+async def test_failures_and_pauses_are_printed_with_their_reason_and_the_next_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with serving(tmp_path) as at, asyncio.timeout(PATIENCE_S):
@@ -34,7 +34,7 @@ async def test_failures_and_pauses_are_printed_with_their_reason_and_how_to_go_o
     assert f"attempt 1 failed: flaky/fail {failing}: the database is down" in text
     assert "next attempt in 59m" in text or "next attempt in 1h" in text
     assert f"PAUSED: flaky/stop {paused}: the code has changed" in text
-    assert f"go on with: holdfast invocations resume {paused}" in text
+    assert f"continue with: holdfast invocations resume {paused}" in text
     assert f"PAUSED: agent/wait {by_hand}: by an operator" in text
     assert "echo/say" not in text
 
@@ -57,6 +57,6 @@ async def test_repeated_failures_of_one_invocation_are_counted(
     assert "; 16 failures so far" in text
 
 
-def _has(partition: Partition, raw: bytes) -> bool:
+def _has(partition: Partition, raw: InvocationId) -> bool:
     with partition.state.read() as txn:
         return queries.load(txn, raw) is not None

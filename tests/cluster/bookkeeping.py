@@ -1,8 +1,9 @@
-"""A cluster of nodes in this process whose partitions talk to each other all the time, and an audit of what came of it.
+"""A cluster of nodes in this process whose partitions constantly send messages to each other, and an audit of the
+result.
 
-An order books itself on three ledgers, by calls, and each ledger has the booking noted, by a message that nobody waits for.
-They lie in different partitions. A message that is lost leaves an order without an end or a booking without its note; one that
-is taken twice, or by a partition whose sender forgot it, leaves a booking too many. The audit reads the states alone.
+An order books itself on three ledgers, by calls, and each ledger has the booking noted, by a one-way message. The
+ledgers are in different partitions. A lost message leaves an order without an end or a booking without its note. A
+message taken twice, or by a partition whose sender forgot it, leaves an extra booking. The audit reads only the states.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from holdfast.cluster.config import Config, Endpoint
 from holdfast.cluster.node import Node
 from holdfast.cluster.partition.door import Partition
 from holdfast.sdk import Context, ObjectContext, Server, Service, VirtualObject
-from holdfast.sdk.ids import format_id, partition_of
+from holdfast.sdk.ids import InvocationId, format_id, partition_of
 from holdfast.statemachine import queries
 from holdfast.statemachine.effects import STATUS_NAMES, Status
 from holdfast.statemachine.queries import Filter
@@ -59,7 +60,7 @@ def key_of(booking: str) -> str:
 
 
 class Books:
-    """Some nodes, and a place where the handlers run. The latter outlives the former: a restored cluster finds it again."""
+    """Some nodes, and an endpoint for the handlers, which outlives the nodes: a restored cluster finds it again."""
 
     def __init__(self, path: Path, names: tuple[str, ...], **settings: Any) -> None:
         self.path = path
@@ -72,7 +73,7 @@ class Books:
         self._clients: list[asyncio.Task[None]] = []
 
     def config(self, name: str, **settings: Any) -> Config:
-        """As the node's own."""
+        """The settings of a node."""
         seat = self.seats[name]
         peers = {other: place for other, place in self.places.items() if other != name}
         return Config(node=name, data=seat.path, peer=self.places[name], peers=peers, **{**seat._settings, **settings})
@@ -101,14 +102,14 @@ class Books:
         return found
 
     def freshest(self, number: int) -> Partition:
-        """The replica that applied the most. It holds what the leader holds, and is there while nobody leads."""
+        """The replica that applied the most. It holds the leader's entries, and exists even without a leader."""
         replicas = [node.hosted[number] for node in self.nodes if number in node.hosted]
         return max(replicas, key=lambda replica: replica.machine.applied)
 
     # -- clients
 
     def work(self, clients: int = 6) -> None:
-        """Orders without a pause, until `rest`."""
+        """Place orders without a pause, until `rest`."""
         self._over = False
         self._clients = [asyncio.ensure_future(self._client(number)) for number in range(clients)]
 
@@ -146,12 +147,12 @@ class Books:
             for record in queries.list_invocations(txn, everything, b"", 10_000)[0]
         ]
 
-    def completed(self) -> list[bytes]:
-        """Orders."""
+    def completed(self) -> list[InvocationId]:
+        """The completed orders."""
         done = Filter(statuses=(Status.COMPLETED,), service="orders")
         return [record.id for txn in self.states() for record in queries.list_invocations(txn, done, b"", 10_000)[0]]
 
-    def outcome(self, order: bytes) -> Any:
+    def outcome(self, order: InvocationId) -> Any:
         with self.freshest(partition_of(order, 4)).state.read() as txn:
             return queries.outcome(txn, order)
 
@@ -159,7 +160,7 @@ class Books:
         return sum(len(queries.outbox_targets(txn)) for txn in self.states())
 
     async def settle(self) -> None:
-        """Until nothing moves any more: all ended, or what is left waits for something that does not come."""
+        """Wait until nothing changes: everything has ended, or waits for something that does not come."""
         before: list[Any] = []
         quiet = 0
 
@@ -175,7 +176,7 @@ class Books:
         await eventually(settled, "an end of everything")
 
     def audit(self) -> list[str]:
-        """What is wrong, in sentences. Nothing moves meanwhile."""
+        """All inconsistencies, as sentences. Nothing may change during the audit."""
         placed = [
             format_id(record.id)
             for txn in self.states()
@@ -202,14 +203,14 @@ class Books:
     # -- backups
 
     async def backup(self, place: Path | str, at: str | None = None) -> dict[str, Any]:
-        """Made at a node, and waited for."""
+        """Make a backup at a node, and wait for it."""
         node = self.nodes[0] if at is None else self.seats[at].node
         job: dict[str, Any] = node.backups.begin(str(place))
         return await ended(node, job["id"])
 
 
 def files_in(path: Path) -> list[Path]:
-    """Below it, while others may be deleting there."""
+    """The files below it, which others may be deleting."""
     return sorted(Path(at) / name for at, _, names in os.walk(path) for name in names)
 
 
@@ -232,7 +233,7 @@ async def handlers() -> AsyncIterator[Server]:
 
 @asynccontextmanager
 async def books(path: Path, names: tuple[str, ...], server: Server | None, **settings: Any) -> AsyncIterator[Books]:
-    """With a `server`, a new cluster that knows it; without one, a cluster that knows it already."""
+    """With a `server`, a new cluster that uses it; without one, a cluster that already does."""
     made = Books(path, names, **settings)
     await made.start()
     if server is not None:

@@ -1,7 +1,7 @@
-"""Real nodes that come and go while clients count, by the commands that an operator types; and strikes in the middle of it.
+"""Real nodes that join and leave, by the commands of an operator, while clients count and faults strike.
 
-Nodes are `python -m holdfast serve`, killed by process id. Whatever the cluster is told goes through `holdfast cluster ...`,
-as another process. `make grow SECONDS=n` plays rounds of joining, draining, removing and replacing at random for as long.
+Nodes are `python -m holdfast serve`, killed by process id. The cluster is operated by `holdfast cluster ...`, in
+another process. `make grow SECONDS=n` plays random rounds of joining, draining, removing and replacing for that long.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.promises.processes import PATIENCE_S, Handlers, Node
 
 PARTITIONS = 3
 REPLICATION = 3
-#: A short log, so that whoever joins needs a snapshot.
+#: A short log, so that a new node needs a snapshot.
 SETTINGS = {"HOLDFAST_SNAPSHOT_ENTRIES": "60", "HOLDFAST_SNAPSHOT_INTERVAL": "1s", "HOLDFAST_LOG_TAIL": "5"}
 
 Shown = dict[str, Any]
@@ -44,7 +44,7 @@ class Fleet:
         self.oracle.touch()
         self.handlers = Handlers(path, self.oracle)
         self.nodes: dict[str, Node] = {}
-        self.gone: dict[str, Node] = {}  # Removed, or dead for ever.
+        self.gone: dict[str, Node] = {}  # Removed, or permanently dead.
         self.founders = [f"n{number + 1}" for number in range(founders)]
         self._born = 0
         ports = free_ports(3 * founders)
@@ -55,7 +55,7 @@ class Fleet:
     def _make(self, ports: tuple[int, int, int]) -> Node:
         self._born += 1
         name = f"n{self._born}"
-        # Who joins is told of those that are there: founders may be gone by now.
+        # A new node gets the addresses of the running nodes: founders may be gone by now.
         known = self._first if name in self._first else {each.name: each.peer_port for each in self.nodes.values()}
         node = Node(name, self.path, ports, {**known, name: ports[0]}, self.partitions)
         node.settings |= {"HOLDFAST_FOUNDERS": ",".join(self.founders), **SETTINGS}
@@ -73,7 +73,7 @@ class Fleet:
         await self.until(lambda shown: all(each["leader"] for each in shown["partitions"]), "leaders of all partitions")
         async with aiohttp.ClientSession() as http:
             made = await _repeat(http, "POST", f"{self.running[0].admin}/deployments", {"uri": self.handlers.url})
-            for node in self.running:  # What follows may be asked of any of them.
+            for node in self.running:  # The next command may go to any of them.
                 await _repeat(http, "GET", f"{node.admin}/deployments/{made['id']}", None)
 
     def end(self) -> None:
@@ -83,7 +83,7 @@ class Fleet:
     # -- what an operator does ---------------------------------------------------------------------------------------
 
     async def cli(self, *arguments: str, at: Node | None = None) -> tuple[int, str]:
-        """(exit code, what it printed)"""
+        """The exit code, and the output."""
         child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "holdfast", *arguments, "--admin-url", (at or self.running[0]).admin),
             stdout=asyncio.subprocess.PIPE,
@@ -94,7 +94,7 @@ class Fleet:
         return child.returncode, printed.decode()
 
     async def order(self, *arguments: str) -> str:
-        """A command that must succeed. While leaders change, the operator tries again, as the answer says."""
+        """A command that must succeed. While leaders change, it is repeated, as the answer says."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             code, printed = await self.cli(*arguments)
@@ -112,7 +112,7 @@ class Fleet:
         return node
 
     def lose(self, node: Node) -> None:
-        """Its machine burned: process and disk are gone at once."""
+        """The machine is gone, with its process and disk."""
         node.kill()
         shutil.rmtree(node.data)
         self.gone[node.name] = self.nodes.pop(node.name)
@@ -120,7 +120,7 @@ class Fleet:
     # -- what can be seen --------------------------------------------------------------------------------------------
 
     async def look(self) -> Shown | None:
-        """The cluster as any node that answers sees it."""
+        """The cluster as any answering node sees it."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as http:
             for node in self.running:
                 with suppress(aiohttp.ClientError, TimeoutError, OSError):
@@ -142,7 +142,7 @@ class Fleet:
             await asyncio.sleep(0.03)
 
     async def settled(self, *names: str) -> Shown:
-        """These hold everything, in equal shares, and nothing is left to do."""
+        """Wait until these nodes hold everything, in equal shares, and no change is pending."""
 
         def holds(shown: Shown) -> bool:
             held = Counter(name for each in shown["partitions"] for name in each["members"])
@@ -158,7 +158,7 @@ class Fleet:
         return await self.until(holds, f"replicas on {names}")
 
     async def changing(self, name: str) -> Shown:
-        """A partition is about to have `name` as a member, or has it already."""
+        """A partition that is about to get `name` as a member, or already has it."""
 
         def holds(shown: Shown) -> bool:
             wanted = shown["changing"] is not None and shown["changing"].startswith("partition")
@@ -167,7 +167,7 @@ class Fleet:
         return await self.until(holds, f"a partition that moves to {name}")
 
     async def controller(self) -> Node:
-        """Whoever leads the meta group."""
+        """The leader of the meta group."""
         shown = await self.until(lambda shown: shown["meta"]["leader"] in self.nodes, "a leader of the meta group")
         return self.nodes[shown["meta"]["leader"]]
 
@@ -191,8 +191,8 @@ async def _repeat(http: aiohttp.ClientSession, method: str, url: str, body: Any)
 
 
 class Counting:
-    """Clients that add one to keys for ever. Whom they ask dies now and then: they go on elsewhere, with the same key of
-    idempotency."""
+    """Clients that add one to keys for ever. When a node dies, they continue at another one, with the same idempotency
+    key."""
 
     def __init__(self, fleet: Fleet, clients: int = 6, keys: int = 4) -> None:
         self._fleet = fleet
@@ -244,7 +244,7 @@ class Counting:
         raise AssertionError(f"{request}: nobody answers")
 
     async def check(self) -> None:
-        """Every node tells what clients were told, and that is each number once."""
+        """Every node reports the clients' answers, which are all numbers, each once."""
         for key, counts in self.counts.items():
             assert sorted(counts) == list(range(1, len(counts) + 1)), f"{key}: an addition was lost or doubled"
             for node in self._fleet.running:
@@ -266,7 +266,7 @@ async def fleet(path: Path, founders: int = 3, partitions: int = PARTITIONS) -> 
 
 
 class Rounds:
-    """Joins, leaves and replaces at random, with a strike in the middle of each."""
+    """Random joins, departures and replacements, with a fault in the middle of each."""
 
     def __init__(self, here: Fleet, seed: int) -> None:
         self._here = here
@@ -301,7 +301,7 @@ class Rounds:
             leaving.kill()
 
     async def strike(self) -> None:
-        """Kill whoever makes the change, leads what is changed, or anybody, at a random moment of it."""
+        """Kill the node that makes the change, the leader of the changed group, or any node, at a random moment."""
         here, rng = self._here, self._rng
         await asyncio.sleep(rng.uniform(0.0, 1.0))
         for _ in range(rng.choice((1, 1, 2))):

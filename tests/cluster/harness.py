@@ -1,4 +1,6 @@
-"""A node in this process, and a handler endpoint that speaks raw frames, so that a test can say anything a handler might."""
+"""A node in this process, and a handler endpoint that sends raw frames, so that a test can send anything that a handler
+might.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from aiohttp import web
 
 from holdfast.cluster.clock import Clock
 from holdfast.cluster.config import Config, Endpoint
+from holdfast.cluster.environment import Environment
 from holdfast.cluster.handlers.dispatch import Timing
 from holdfast.cluster.leading.leadership import Leadership
 from holdfast.cluster.node import Node
@@ -37,6 +40,7 @@ from holdfast.sdk.frames import (
     decode_batch,
     encode_batch,
 )
+from holdfast.sdk.ids import InvocationId
 from holdfast.sdk.journal import Op, unpack_step
 from holdfast.statemachine import queries, refs
 from holdfast.statemachine.commands import Invoke, Mode
@@ -126,7 +130,7 @@ Script = Callable[[Handled], Awaitable[None]]
 class FakeEndpoint:
     """Registered handlers are coroutines over raw frames. `service` is 'name' or 'name:kind'.
 
-    `highest`: the last version of the protocol that it knows. With 1 it does what SDKs did before there was another.
+    `highest`: the highest version of the protocol that it supports. With 1 it behaves like SDKs of version 1.
     """
 
     def __init__(
@@ -139,13 +143,13 @@ class FakeEndpoint:
     ) -> None:
         self.highest = highest
         self.message_bytes_max = message_bytes_max
-        self.versions: list[int] = []  # Of each stream and request, as they came.
+        self.versions: list[int] = []  # Of each stream and request, in order of arrival.
         self.handlers: dict[tuple[str, str], Script] = {}
         self.services: dict[str, dict[str, Any]] = {}
         self.modes = modes
         self.options: dict[str, Any] = {}
         self.starts: list[Start] = []
-        self.attempts: dict[bytes, Handled] = {}
+        self.attempts: dict[InvocationId, Handled] = {}
         self.sockets: list[web.WebSocketResponse] = []
         self.stream_status = 101
         self.headers: dict[str, str] = {}
@@ -188,14 +192,14 @@ class FakeEndpoint:
         return f"http://127.0.0.1:{self.port}"
 
     def cut(self) -> None:
-        """Every connection breaks, without a word."""
+        """Break every connection, without a close frame."""
         for socket in self.sockets:
             transport = socket._req.transport if socket._req is not None else None
             if transport is not None:
                 transport.abort()
 
     async def say(self, raw: bytes) -> None:
-        """Bytes on the newest stream, whatever they mean."""
+        """Send arbitrary bytes on the newest stream."""
         await self.sockets[-1].send_bytes(raw)
 
     async def _discover(self, request: web.Request) -> web.Response:
@@ -223,7 +227,7 @@ class FakeEndpoint:
         out: asyncio.Queue[Frame] = asyncio.Queue()
         out.put_nowait(Credit(self.credit))
         tasks = [asyncio.create_task(self._write(socket, out, version))]
-        live: dict[tuple[bytes, int], Handled] = {}
+        live: dict[tuple[InvocationId, int], Handled] = {}
         try:
             async for message in socket:
                 if message.type is not aiohttp.WSMsgType.BINARY:
@@ -250,7 +254,7 @@ class FakeEndpoint:
         return socket
 
     def _version(self, request: web.Request, header: str) -> int | None:
-        """Of a stream or a request: the highest that both know; None: there is none."""
+        """The version of a stream or a request: the highest common one; None if there is none."""
         written = int(request.headers.get(VERSION_HEADER, "1"))
         wanted = min(int(request.headers.get(header, written)), self.highest) if self.highest > 1 else written
         if wanted > self.highest:
@@ -292,7 +296,7 @@ def leads(partition: Partition) -> bool:
 
 
 class World:
-    """A node on a directory, and endpoints."""
+    """A node with its directory, and endpoints."""
 
     def __init__(self, path: Path, *, partitions: int = 2, **settings: Any) -> None:
         self.path = path
@@ -307,37 +311,39 @@ class World:
     async def start(self) -> Node:
         free = Endpoint("127.0.0.1", 0)
         config = Config(data=self.path / "node", ingress=free, admin=free, peer=free, **self._settings)
-        self.node = Node(config, clock=self.clock, timing=self.timing, boot=self.boot, on_fatal=self.failures.append)
+        environment = Environment(clock=self.clock, boot=self.boot)
+        self.node = Node(config, environment, timing=self.timing, on_fatal=self.failures.append)
         await self.node.start()
         await eventually(lambda: all(leads(partition) for partition in self.node.partitions), "leading")
         return self.node
 
     async def kill(self) -> None:
-        """As the node's process would end by SIGKILL: nothing is handed over, nothing is closed cleanly."""
+        """End like a process killed by SIGKILL: no handover, no clean close."""
         node = self.node
-        node.stopping = True
+        serving, doors = node.serving, node.doors
+        serving.stop_beginning()
         node.invoker.stopping = True
         for partition in node.partitions:
             if partition.leadership is not None:
                 partition.leadership.end()
-        if node.ingress is not None:
-            await node.ingress.stop()
-        if node.admin is not None:
-            await node.admin.stop()
-        if node._introducing is not None:
-            node._introducing.cancel()
-        await node.controller.stop()
+        await doors.ingress.stop()
+        await doors.admin.stop()
+        if doors.token_use is not None:
+            await doors.token_use.stop()
+        await serving.identity.stop()
+        node.settle_no_more()
+        await serving.controller.stop()
         await node.releases.stop()
         await node.watchdog.stop()
         await node.handover.stop()
         await node.leftovers.stop()
         await node.invoker.close()
-        await node.registry.close()
+        await node.protocol.close()
         await node.backups.stop()
         await node.objects.stop()
         await node.snapshots.stop()
         await node.log.stop(handover_s=0.0)
-        for machine in node.machines.values():
+        for machine in node.replicas.machines.values():
             machine.state._env.close()
 
     async def restart(self) -> Node:
@@ -359,7 +365,9 @@ class World:
 
     # -- invocations
 
-    def invoke(self, path: str, payload: bytes = b"", *, key: str | None = None, ident: bytes | None = None) -> Invoke:
+    def invoke(
+        self, path: str, payload: bytes = b"", *, key: str | None = None, ident: InvocationId | None = None
+    ) -> Invoke:
         service, _, handler = path.partition("/")
         target = self.node.registry.resolve(service, handler)
         return Invoke(
@@ -376,8 +384,10 @@ class World:
             target.options.retention_ms,
         )
 
-    async def call(self, path: str, payload: bytes = b"", *, key: str | None = None, ident: bytes | None = None) -> Any:
-        """The outcome, as a client would get it."""
+    async def call(
+        self, path: str, payload: bytes = b"", *, key: str | None = None, ident: InvocationId | None = None
+    ) -> Any:
+        """The outcome, as a client gets it."""
         command = self.invoke(path, payload, key=key, ident=ident)
         return await self.outcome_of(command)
 
@@ -389,21 +399,21 @@ class World:
             ref = refs.in_outcome(outcome)
             return outcome if ref is None else [0, await self.node.reader.value(command.id, ref)]
 
-    async def send(self, path: str, payload: bytes = b"", *, key: str | None = None) -> bytes:
+    async def send(self, path: str, payload: bytes = b"", *, key: str | None = None) -> InvocationId:
         command = self.invoke(path, payload, key=key)
         result = await self.node.router.submit(command.id, command)
         assert result.code == 0, result
         return command.id
 
-    def record(self, ident: bytes) -> Invocation | None:
+    def record(self, ident: InvocationId) -> Invocation | None:
         with self.node.router.partition(ident).state.read() as txn:
             return queries.load(txn, ident)
 
-    def outcome(self, ident: bytes) -> Any:
+    def outcome(self, ident: InvocationId) -> Any:
         with self.node.router.partition(ident).state.read() as txn:
             return queries.outcome(txn, ident)
 
-    async def reaches(self, ident: bytes, status: int) -> Invocation:
+    async def reaches(self, ident: InvocationId, status: int) -> Invocation:
         def there() -> Invocation | None:
             record = self.record(ident)
             return record if record is not None and record.status == status else None
@@ -411,7 +421,7 @@ class World:
         found: Invocation = await eventually(there, f"status {status}")
         return found
 
-    async def completed(self, ident: bytes) -> Any:
+    async def completed(self, ident: InvocationId) -> Any:
         await self.reaches(ident, Status.COMPLETED)
         return self.outcome(ident)
 
@@ -428,6 +438,13 @@ async def world(path: Path, **settings: Any) -> AsyncIterator[World]:
 
 async def echo(handled: Handled) -> None:
     handled.output(handled.input)
+
+
+async def three_steps(handled: Handled) -> None:
+    for name in ("a", "b", "c")[handled.length - 1 :]:
+        index = handled.run(name, name.encode())
+        await handled.acks(index + 1)
+    handled.output(b"done")
 
 
 def entropy() -> bytes:

@@ -1,4 +1,4 @@
-"""Clients that never stop: each counts on a key of its own over HTTP, at whatever node is there, and notes what went wrong."""
+"""Clients that never stop: each counts on a key of its own over HTTP, at any node that answers, and records failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.cluster.harness import PATIENCE_S, Handled, Script
 
 
 async def counts(handled: Handled) -> None:
-    """Adds one in three steps: reads, runs something, writes."""
+    """Adds one in three steps: reads, runs a function, writes."""
     if handled.length == 1:
         handled.step(Op.GET, "0/get/0", ["count"])
     outcome = handled.journal[1].outcome if len(handled.journal) > 1 else None
@@ -37,10 +37,10 @@ async def _reused(session: aiohttp.ClientSession, context: Any, parameters: Any)
 
 
 class Load:
-    """`urls` gives the ingresses that can be tried now. A refused connection is tried elsewhere: nothing was sent.
+    """`urls` returns the ingresses to try. A refused connection is retried elsewhere, because nothing was sent.
 
-    With `keep_alive`, connections are used again. One that the other side closes just when it is used is stale: then the
-    request is sent once more under the same idempotency key, as clients with a pool of connections do.
+    With `keep_alive`, connections are reused. A connection that the other side closes just when it is reused is stale:
+    then the request is sent again with the same idempotency key, as clients with a connection pool do.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Load:
         return sum(self.totals.values())
 
     async def more(self, count: int = 20) -> None:
-        """Until so many more requests have been answered."""
+        """Wait for this many more answers."""
         goal = self.done + count
         async with asyncio.timeout(60):
             while self.done < goal and not self.errors:

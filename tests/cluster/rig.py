@@ -1,4 +1,4 @@
-"""What the tests of the HTTP surface share: manifests, an endpoint that serves one, and a log below the real registry."""
+"""Shared by the tests of the HTTP surface: manifests, an endpoint that serves one, and a log below the real registry."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 
 from aiohttp import web
 
+from holdfast.cluster.handlers.protocols.native.protocol import Native
 from holdfast.cluster.registry.machine import MetaMachine
+from holdfast.cluster.registry.offer import Offer
 from holdfast.cluster.registry.registry import Registry
 from holdfast.log.replica import Committed
 
@@ -34,7 +36,7 @@ def manifest(*services: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-#: One of each kind, with the shapes of paths that they bring.
+#: One service of each kind, with its forms of paths.
 EVERY_KIND = manifest(
     service("echo", handler("say"), handler("send"), handler("raw", output={"content_type": "text/plain"})),
     service("hidden", handler("say"), options={"private": True}),
@@ -44,7 +46,7 @@ EVERY_KIND = manifest(
 
 
 class AtOnce:
-    """A log of one that commits whatever it is given, in the next turn of the loop: below a real MetaMachine."""
+    """A log of one member that commits everything in the next turn of the loop, below a real MetaMachine."""
 
     def __init__(self, machine: MetaMachine) -> None:
         self.machine = machine
@@ -67,11 +69,20 @@ class AtOnce:
 def registry() -> Registry:
     machine = MetaMachine()
     log = AtOnce(machine)
-    return Registry(machine, lambda: log)
+    return Registry(machine, log, discover)
+
+
+async def discover(uri: str) -> Offer:
+    """Discovery as a node does it, with a session of its own."""
+    protocol = Native()
+    try:
+        return await protocol.discover(uri)
+    finally:
+        await protocol.close()
 
 
 class StaticEndpoint:
-    """Serves a manifest, and nothing else."""
+    """Serves only a manifest."""
 
     def __init__(self, body: object) -> None:
         self.status = 200
@@ -88,7 +99,7 @@ class StaticEndpoint:
 
 @asynccontextmanager
 async def endpoint(body: object = EVERY_KIND) -> AsyncIterator[tuple[StaticEndpoint, str]]:
-    """(endpoint, its uri), on a free port."""
+    """An endpoint and its uri, on a free port."""
     static = StaticEndpoint(body)
     app = web.Application()
     app.router.add_get("/discover", static.discover)

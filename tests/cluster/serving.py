@@ -1,4 +1,4 @@
-"""A whole server with HTTP doors on free ports, and scripted handlers of every kind behind it."""
+"""A complete server with HTTP listeners on free ports, and scripted handlers of every kind behind it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import aiohttp
 from yarl import URL
 
 from holdfast.cluster.config import Config, Endpoint
+from holdfast.cluster.http.exchange import Exchange
 from holdfast.cluster.ingress.ingress import Ingress
 from holdfast.cluster.node import Node
 from holdfast.sdk.frames import Intent
@@ -27,7 +28,7 @@ async def three_steps(handled: Handled) -> None:
 
 
 async def waits(handled: Handled) -> None:
-    """For an awakeable; its outcome is the answer."""
+    """Waits for an awakeable and returns its outcome."""
     if handled.length == 1:
         handled.wait_for(handled.step(Op.AWAKEABLE, "0/awakeable/0", []))
     else:
@@ -91,8 +92,14 @@ class Serving:
 
     @property
     def ingress(self) -> Ingress:
+        handler = self.exchange.handler
+        assert isinstance(handler, Ingress)
+        return handler
+
+    @property
+    def exchange(self) -> Exchange:
         assert self.node.ingress is not None
-        return self.node.ingress._ingress
+        return self.node.ingress.exchange
 
     async def ask(self, method: str, url: str, **more: Any) -> tuple[int, Any]:
         async with self.http.request(method, URL(url, encoded=True), **more) as response:

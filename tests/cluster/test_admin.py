@@ -84,11 +84,11 @@ def test_a_deployment_is_removed_when_drained_or_by_force(tmp_path: Path) -> Non
         (b'{"uri": 1}', '"uri" is missing'),
         (b'{"uri": "ftp://h"}', "not a uri"),
         (b'{"uri": "http://h", "forse": true}', "no field 'forse'"),
-        (b'{"uri": "http://h", "force": 1}', '"force" is true or false'),
-        (b'{"uri": "http://h", "metadata": [1]}', '"metadata" is an object'),
+        (b'{"uri": "http://h", "force": 1}', '"force" must be true or false'),
+        (b'{"uri": "http://h", "metadata": [1]}', '"metadata" must be an object'),
     ],
 )
-def test_a_wrong_registration_is_a_400_that_says_why(tmp_path: Path, body: bytes, sentence: str) -> None:
+def test_a_wrong_registration_is_a_400_with_the_reason(tmp_path: Path, body: bytes, sentence: str) -> None:
     async def scenario(at: Serving) -> None:
         status, error = await at.error("POST", "/deployments", data=body)
 
@@ -133,7 +133,7 @@ def test_an_invocation_is_described_with_its_outcome_and_its_journal(tmp_path: P
     run(tmp_path, scenario)
 
 
-def test_why_an_invocation_is_not_running_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_the_reason_why_an_invocation_is_not_running_is_a_sentence(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
         waiting = await at.reaches(await at.send("agent/wait"), "suspended")
         holder = await at.reaches(await at.send("counter/k/wait"), "suspended")
@@ -239,7 +239,7 @@ def test_a_wrong_question_is_a_400(tmp_path: Path, path: str) -> None:
         ("POST", "/invocations/kill?service=echo&to=dp_1", 400),
     ],
 )
-def test_what_is_not_there_is_said_to_be_not_there(tmp_path: Path, method: str, path: str, status: int) -> None:
+def test_missing_things_are_reported_as_missing(tmp_path: Path, method: str, path: str, status: int) -> None:
     async def scenario(at: Serving) -> None:
         found, answer = await at.admin(method, path)
 
@@ -259,7 +259,7 @@ def test_cancel_lets_the_code_end_and_kill_ends_it(tmp_path: Path) -> None:
 
         assert cancelled == (200, {"id": first, "status": "Cancelling"})
         assert killed == (200, {"id": second, "status": "Killed"})
-        # The script answers with the text of the failure: it was told and ended by itself.
+        # The script answers with the text of the failure: it was informed and ended by itself.
         assert (await at.reaches(first, "completed"))["end"] == "succeeded"
         ended = await at.reaches(second, "completed")
         assert (ended["end"], ended["outcome"]["failure"]["kind"]) == ("killed", "Killed")
@@ -324,7 +324,7 @@ def test_many_are_ended_by_one_filter(tmp_path: Path) -> None:
         assert (rest["matched"], rest["done"], rest["more"]) == (2, 2, False)
         assert (await at.describe(other))["status"] == "suspended"
         assert (refused["matched"], refused["failed"]) == (1, 1)
-        assert list(refused["reasons"]) == ["it is not completed: cancel or kill it first"]
+        assert list(refused["reasons"]) == ["the invocation is not completed: cancel or kill it first"]
 
     run(tmp_path, scenario)
 
@@ -366,7 +366,7 @@ def test_state_is_read_and_edited(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_state_that_somebody_writes_to_is_not_edited(tmp_path: Path) -> None:
+def test_state_that_a_handler_holds_is_not_edited(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
         id_ = await at.send("counter/k/wait")
         await at.reaches(id_, "suspended")
@@ -426,7 +426,7 @@ def test_the_admin_api_answers_while_a_flood_of_calls_is_under_way(tmp_path: Pat
 
         assert (health[0], listed[0]) == (200, 200)
         assert [answer[0] for answer in await asyncio.gather(*calls)] == [200] * 300
-        await eventually(lambda: at.ingress.active == 0)
+        await eventually(lambda: at.exchange.active == 0)
 
     run(tmp_path, scenario)
 
@@ -445,13 +445,13 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(tmp_path: Path
     run(tmp_path, scenario)
 
 
-def test_a_client_that_asks_first_is_told_whether_its_body_is_wanted(tmp_path: Path) -> None:
+def test_expect_100_continue_is_answered_by_whether_the_body_is_wanted(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
         async def first_answer(length: int) -> bytes:
             port = int(at.node.admin_url.rpartition(":")[2])
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(
-                b"PUT /services/counter/a/state HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n"
+                b"PUT /services/counter/a/state HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n"
                 b"Expect: 100-continue\r\n\r\n" % length
             )
             found = await reader.readuntil(b"\r\n")

@@ -1,4 +1,4 @@
-"""Backups of a working cluster: one point in time for all partitions, whatever moves meanwhile."""
+"""Backups of a running cluster: one point in time for all partitions, whatever changes in the meantime."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from holdfast.cluster.backup import job as backup_module
-from holdfast.cluster.backup.job import Backups
+from holdfast.cluster.backup.job import Backups, read_place
 from holdfast.cluster.partition.hold import Hold
 from holdfast.sdk import Server
 from holdfast.sdk.ids import partition_of
@@ -41,14 +41,14 @@ async def server() -> AsyncIterator[Server]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def three(tmp_path_factory: pytest.TempPathFactory, server: Server) -> AsyncIterator[Books]:
-    """Three nodes for all tests that leave them as they were."""
+    """Three nodes for all tests that leave them unchanged."""
     async with books(tmp_path_factory.mktemp("three"), NAMES, server) as running:
         yield running
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def it(three: Books) -> AsyncIterator[Books]:
-    """With clients that place orders all the time. In the end, nothing may be lost or doubled."""
+    """With clients that constantly place orders. In the end, no order may be lost or duplicated."""
     three.work(clients=4)
     await three.more(4)
     yield three
@@ -59,14 +59,14 @@ async def it(three: Books) -> AsyncIterator[Books]:
 
 
 def leftovers(it: Books) -> list[Path]:
-    """Of backups, on the disks of the nodes."""
+    """Files of backups on the disks of the nodes."""
     return [path for seat in it.seats.values() for path in files_in(seat.path / "backups")]
 
 
 # -- holding -----------------------------------------------------------------------------------------------------------
 
 
-async def test_without_a_hold_nobody_waits_not_even_for_a_turn() -> None:
+async def test_without_a_hold_no_delivery_waits_even_for_a_turn() -> None:
     hold = Hold()
     waiting = hold.over()
 
@@ -98,7 +98,7 @@ async def test_a_hold_ends_by_itself() -> None:
     async with asyncio.timeout(10):
         await hold.over()
 
-    hold.end("a")  # Whoever comes too late does no harm.
+    hold.end("a")  # A late request is harmless.
     async with asyncio.timeout(10):
         await hold.over()
 
@@ -120,7 +120,7 @@ async def test_while_a_partition_is_held_its_messages_neither_leave_nor_are_forg
         here.messages.begin("test", 60.0)
         calling = asyncio.ensure_future(it.call("caller/call", key.encode(), ident=caller))
         await eventually(lambda: outbox(here), "a message for the other partition")
-        await it.call("caller/call", key.encode(), ident=router.mint("kv", key))  # The other way round it is not held.
+        await it.call("caller/call", key.encode(), ident=router.mint("kv", key))  # The other direction is not held.
         assert not calling.done() and taken(there) == 0
 
         here.messages.end("test")
@@ -165,7 +165,7 @@ async def test_without_a_hold_the_copies_do_not_fit_and_are_no_backup(
     monkeypatch.setattr(it.nodes[0].backups, "_hold", never_hold)
     begin_late(it, await spread(it), 5, monkeypatch)
     job: dict[str, Any] = {"error": ""}
-    for _ in range(10):  # A leader may move just then, or there is nobody to be late.
+    for _ in range(10):  # A leader may move at that moment, or no request may be late.
         job = await it.backup(place.directory)
         if job["error"] and (" has message " in job["error"] or " forgot message " in job["error"]):
             break
@@ -197,13 +197,13 @@ async def test_a_leader_that_moves_in_the_middle_only_costs_a_round(
 
 
 async def spread(it: Books) -> str:
-    """Leaders on two nodes at least. One that does not make the backup, and leads something."""
+    """Leaders on at least two nodes. Returns a node that leads something and does not make the backup."""
     await eventually(lambda: any(it.seats[name].node.router.led_here() for name in NAMES[1:]), "leaders elsewhere")
     return next(name for name in NAMES[1:] if it.seats[name].node.router.led_here())
 
 
 def begin_late(it: Books, name: str, orders: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The partitions that this node leads are copied when so many orders more have been placed."""
+    """The partitions that this node leads are copied after this many more orders."""
     node = it.seats[name].node
     begin = node.backups.copies.begin
 
@@ -215,11 +215,11 @@ def begin_late(it: Books, name: str, orders: int, monkeypatch: pytest.MonkeyPatc
 
 
 async def never_hold(*_: Any) -> None:
-    """In the place of `Backups._hold`."""
+    """Replaces `Backups._hold`."""
 
 
 @pytest.mark.parametrize("registered", ["before", "meanwhile"])
-async def test_a_deployment_that_is_removed_meanwhile_is_not_missed(
+async def test_a_deployment_removed_during_a_backup_is_not_missed(
     tmp_path: Path, place: DirectoryStore, server: Server, monkeypatch: pytest.MonkeyPatch, registered: str
 ) -> None:
     """A partition may have been copied with an invocation of it."""
@@ -279,7 +279,7 @@ async def test_a_cancelled_backup_leaves_nothing(
     assert (await it.backup(place.directory))["status"] == "succeeded"
 
 
-async def test_a_node_that_dies_in_the_middle_costs_a_round_and_the_backup_goes_on_with_the_others(
+async def test_a_node_that_dies_in_the_middle_costs_a_round_and_the_backup_continues_with_the_others(
     tmp_path: Path, place: DirectoryStore, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backup_module, "LOST_S", 0.5)
@@ -308,9 +308,7 @@ async def test_a_node_that_dies_in_the_middle_costs_a_round_and_the_backup_goes_
         verify_backup(place, find_backup(place, None), tmp_path / "scratch", first_group=2, schema_max=SCHEMA)
 
 
-async def test_copies_that_nobody_asks_for_any_more_are_let_go(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_abandoned_copies_are_released(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.cluster.backup.copies.LEASE_S", 0.1)
     async with books(tmp_path, ("n1",), server) as it:
         copies = it.nodes[0].backups.copies
@@ -319,10 +317,10 @@ async def test_copies_that_nobody_asks_for_any_more_are_let_go(
 
         await eventually(lambda: not copies._rounds and not leftovers(it), "no copies")
 
-        it.nodes[0].hosted[0].state.grow()  # Nobody is reading.
+        it.nodes[0].hosted[0].state.grow()  # There are no readers.
 
 
-async def test_what_a_killed_node_had_copied_is_removed_when_it_starts_again(tmp_path: Path) -> None:
+async def test_copies_of_a_killed_node_are_removed_when_it_restarts(tmp_path: Path) -> None:
     async with world(tmp_path, partitions=1) as it:
         await it.kill()
         left = tmp_path / "node" / "backups" / "backup-1.1" / "0000" / ".cutting-1"
@@ -347,7 +345,7 @@ async def test_a_node_that_stops_does_not_finish_its_backup_first(
         assert list_backups(place) == [Interrupted(job["id"])], "it is in nobody's way, and can be deleted"
 
 
-async def test_a_store_that_cannot_be_used_is_told_before_anything_is_held(tmp_path: Path, server: Server) -> None:
+async def test_an_unusable_store_is_reported_before_anything_is_held(tmp_path: Path, server: Server) -> None:
     async with books(tmp_path, ("n1",), server) as it:
         job = await it.backup(tmp_path / "missing")
 
@@ -359,11 +357,11 @@ async def test_a_directory_that_the_nodes_do_not_share_is_no_place_for_a_backup(
     tmp_path: Path, place: DirectoryStore, it: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = DirectoryStore(tmp_path / "another machine", create=True)
-    monkeypatch.setattr(backup_module, "open_store", lambda _: other)
+    monkeypatch.setattr(it.nodes[0].environment, "open_store", lambda url: other)
 
     job = await it.backup(place.directory)
 
-    assert job["status"] == "failed" and "must be one that all nodes share" in job["error"], job
+    assert job["status"] == "failed" and "must be shared by all nodes" in job["error"], job
 
 
 async def test_one_node_makes_one_backup_at_a_time(tmp_path: Path, place: DirectoryStore, server: Server) -> None:
@@ -377,7 +375,7 @@ async def test_one_node_makes_one_backup_at_a_time(tmp_path: Path, place: Direct
         await ended(it.nodes[0], job["id"])
         for nonsense in (None, 7, "", "ftp://x", "s3://user:secret@bucket"):
             with pytest.raises(BadRequest):
-                backups.begin(nonsense)
+                read_place(nonsense)
         with pytest.raises(NotFound):
             await backups.show("backup-1")
         assert [each["id"] for each in backups.recent()] == [job["id"]]

@@ -1,4 +1,4 @@
-"""Backups to a real S3 server that fails: what is tried again, what is told, and what is never taken for a backup."""
+"""Backups to a real S3 server that fails: retries, reports, and that no incomplete backup is accepted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def is_upload(question: Question) -> bool:
     return question.method == "PUT" and ".snapshot" in question.path
 
 
-async def test_an_upload_that_fails_is_tried_again_and_said(it: Books, place: str, proxy: FaultProxy) -> None:  # noqa: F811
+async def test_a_failed_upload_is_retried_and_reported(it: Books, place: str, proxy: FaultProxy) -> None:  # noqa: F811
     proxy.faults.append(replace(error(503, "SlowDown"), matches=is_upload))
     node = it.nodes[0]
     job = node.backups.begin(place)
@@ -59,8 +59,8 @@ async def test_a_store_that_goes_away_for_good_leaves_no_backup(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("holdfast.cluster.backup.copies.UPLOAD_TRIES", 2)
-    proxy.faults.append(Fault(is_upload, times=1, spoil=lambda _, answer: answer))  # One passes,
-    proxy.faults.append(Fault(lambda question: began_uploading(proxy, question), down=True))  # then nothing does.
+    proxy.faults.append(Fault(is_upload, times=1, spoil=lambda _, answer: answer))  # One upload passes,
+    proxy.faults.append(Fault(lambda question: began_uploading(proxy, question), down=True))  # then all fail.
 
     job = await it.backup(place)
 
@@ -78,7 +78,7 @@ def began_uploading(proxy: FaultProxy, question: Question) -> bool:  # noqa: F81
     return sum(map(is_upload, proxy.requests)) > 1
 
 
-async def test_wrong_credentials_are_told_at_once_and_never_shown(
+async def test_wrong_credentials_are_reported_at_once_and_never_shown(
     it: Books, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-right-secret")

@@ -1,4 +1,4 @@
-"""Nodes that fell behind, or lost their state, and come back while the others work."""
+"""Nodes that fell behind, or lost their state, and catch up while the others work."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def add(cluster: Three, count: int) -> int:
 
 
 async def trim_all(cluster: Three) -> None:
-    """Every node that is up has a snapshot of now, and no log before it."""
+    """Every running node takes a snapshot and trims its log up to it."""
     for seat in cluster.up():
         await came_back(cluster, seat)
         await keeper(seat).create()
@@ -58,12 +58,12 @@ async def trim_all(cluster: Three) -> None:
 
 async def came_back(cluster: Three, seat: Seat) -> None:
     index = status(await cluster.leader(0)).commit
-    # A node whose state is gone serves before it has one.
+    # A node without a state serves before it has one.
     await eventually(lambda: seat.node.partitions and status(seat).applied >= index, "a follower that caught up")
 
 
 def totals(cluster: Three) -> set[tuple[tuple[bytes, bytes], ...]]:
-    """What each replica holds; one element if they agree."""
+    """The totals of each replica; a single element if they agree."""
     found = set()
     for seat in cluster.up():
         with seat.node.partitions[0].state.read() as txn:
@@ -91,7 +91,7 @@ async def test_a_follower_behind_the_log_catches_up_by_a_snapshot_of_the_leader(
 
 
 async def test_a_follower_catches_up_under_load(tmp_path: Path) -> None:
-    """Snapshots are cut and the log is trimmed all the time, and nobody loses or doubles anything."""
+    """Snapshots are cut and the log is trimmed constantly, and no count is lost or duplicated."""
     often = {"snapshot_entries": 40, "snapshot_interval": 0.0}
     async with counting(tmp_path, **often) as cluster:
         away = await follower(cluster)
@@ -137,7 +137,7 @@ async def test_a_follower_takes_it_from_the_shared_store(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("lost", ["one snapshot", "all of it"])
 async def test_what_the_store_lost_comes_from_the_leader(tmp_path: Path, lost: str) -> None:
-    """One snapshot may have been pruned since it was offered: no reason to complain."""
+    """A snapshot may have been pruned since it was offered, which is no reason for a warning."""
     (tmp_path / "store").mkdir()
     async with counting(tmp_path, snapshots=str(tmp_path / "store")) as cluster:
         away = await follower(cluster)
@@ -209,7 +209,7 @@ async def test_a_fetched_snapshot_outlives_a_power_loss(tmp_path: Path) -> None:
 
 
 class PowerLoss(Exception):
-    """Everything of this process is gone from here on."""
+    """Everything of this process is lost from now on."""
 
 
 @pytest.fixture(params=["fetched", "staged", "ours", "swapped"])
@@ -221,7 +221,7 @@ def death(request: pytest.FixtureRequest) -> Iterator[str]:
 async def test_a_node_that_dies_while_it_catches_up_has_the_old_state_or_the_new(
     tmp_path: Path, death: str, boot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed (the same boot) or without power (another boot), after each step. It comes back and catches up."""
+    """Killed (the same boot) or without power (another boot), after each step. It restarts and catches up."""
     async with counting(tmp_path) as cluster:
         await add(cluster, 3)
         away = await follower(cluster)

@@ -1,4 +1,4 @@
-"""The node's clock under a wall clock that somebody plays with."""
+"""The node's clock while the wall clock is changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class World:
         return Clock(steady=lambda: self.steady, wall=lambda: self.wall)
 
 
-def test_it_tells_the_wall_clock_s_time() -> None:
+def test_it_shows_the_wall_clock_s_time() -> None:
     world = World()
     clock = world.clock()
 

@@ -1,4 +1,4 @@
-"""Settings from file and variables: what is accepted, and what an operator reads when one is wrong."""
+"""Settings from file and variables: what is accepted, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.cluster.advice import advise, find_faults
 from holdfast.cluster.config import (
     MIB,
     BadConfig,
     Config,
     Endpoint,
-    advise,
     build,
     describe,
-    find_faults,
     founders_of,
     load,
 )
@@ -76,7 +75,7 @@ def test_a_file_is_read_and_variables_win_over_it(tmp_path: Path) -> None:
         ({"HOLDFAST_TLS_CA": "/does/not/exist"}, "HOLDFAST_TLS_CA: "),
         ({"HOLDFAST_TLS_CA": __file__}, "tls_cert: TLS between nodes needs tls_cert, tls_key and tls_ca, all three"),
         ({"HOLDFAST_FOUNDERS": ","}, "HOLDFAST_FOUNDERS: a list of names expected, as in n1,n2,n3"),
-        ({"HOLDFAST_FOUNDERS": "n1,n1"}, "HOLDFAST_FOUNDERS: a name stands there twice"),
+        ({"HOLDFAST_FOUNDERS": "n1,n1"}, "HOLDFAST_FOUNDERS: duplicate name"),
         ({"HOLDFAST_FOUNDERS": "n2"}, "peers: n1 is not among the founders, so it needs the address of a node to join"),
         ({"HOLDFAST_REPLICATION": "8"}, "HOLDFAST_REPLICATION: 8 is not a whole number from 1 to 7"),
         ({"HOLDFAST_ZONE": "a b"}, "HOLDFAST_ZONE: 'a b' is not a name"),
@@ -86,7 +85,7 @@ def test_a_file_is_read_and_variables_win_over_it(tmp_path: Path) -> None:
         ({"HOLDFAST_PUBLIC_ADMIN_URL": "n1:9070"}, "HOLDFAST_PUBLIC_ADMIN_URL: 'n1:9070' is not a URL"),
     ],
 )
-def test_a_wrong_setting_is_named_with_what_would_do(variables: dict[str, str], sentence: str) -> None:
+def test_a_wrong_setting_is_named_with_the_expected_value(variables: dict[str, str], sentence: str) -> None:
     with pytest.raises(BadConfig) as caught:
         load(None, variables)
 
@@ -133,11 +132,11 @@ def test_any_value_is_read_or_refused_in_a_sentence(name: str, value: object) ->
     try:
         build({name: value})
     except BadConfig as error:
-        assert str(error).startswith((name, "secret", "ingress, ", "admin, "))  # Two doors may collide.
+        assert str(error).startswith((name, "secret", "ingress, ", "admin, "))  # Two listeners may collide.
 
 
 def test_the_own_entry_among_the_peers_is_the_advertised_address(tmp_path: Path) -> None:
-    """So that one file serves for all nodes."""
+    """So that all nodes can share one file."""
     (tmp_path / "secret").write_text("0123456789abcdef")
     values = {"peers": "n1=10.0.0.1:5122,n2=10.0.0.2:5122", "secret_file": str(tmp_path / "secret")}
 
@@ -157,12 +156,12 @@ def test_the_settings_are_described_without_the_secret(tmp_path: Path) -> None:
     assert shown["founders"] == "(this node and its peers: n1, n2)" and shown["body_bytes_max"] == "4 MiB"
 
 
-def test_advice_tells_what_is_most_likely_not_meant(tmp_path: Path) -> None:
+def test_advice_names_settings_that_are_probably_mistakes(tmp_path: Path) -> None:
     def advice(**values: str) -> str:
         return "\n".join(advise(with_secret(tmp_path, **values)))
 
     assert advice() == ""
-    assert "two nodes stand still when either stops" in advice(peers="n2=h:1")
+    assert "a cluster of two nodes stops when either node stops" in advice(peers="n2=h:1")
     assert "has no address of n3" in advice(founders="n1,n2,n3", peers="n2=h:1")
     assert "n4 is not among them: it waits until it is added" in advice(
         node="n4", founders="n1", peers="n1=127.0.0.1:1"
@@ -241,7 +240,7 @@ def test_a_data_directory_that_cannot_be_used_is_a_fault(tmp_path: Path) -> None
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
     program = (
-        "import os, sys; from holdfast.cluster.config import build, find_faults\n"
+        "import os, sys; from holdfast.cluster.advice import find_faults; from holdfast.cluster.config import build\n"
         "config = build({'data': sys.argv[1]})\n"
         "if os.geteuid() == 0: os.setuid(65534)\n"
         "print(find_faults(config))"

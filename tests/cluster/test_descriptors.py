@@ -1,4 +1,4 @@
-"""Descriptors: a node with few of them stays reachable for everybody who needs it."""
+"""Descriptors: a node with few of them stays reachable for all its users."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def until_answered(url: str) -> tuple[int, dict[str, object]]:
             time.sleep(0.1)
 
 
-def test_idle_connections_keep_nobody_out_of_a_node_with_256_descriptors(tmp_path: Path) -> None:
+def test_idle_connections_do_not_lock_clients_out_of_a_node_with_256_descriptors(tmp_path: Path) -> None:
     ingress, admin, peer = free_ports(3)
     environment = os.environ | {
         "HOLDFAST_DATA": str(tmp_path / "data"),

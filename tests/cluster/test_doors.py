@@ -1,4 +1,4 @@
-"""A door that closes: whoever was let in is answered, and nobody is thrown out with a request in hand."""
+"""A closing listener: every accepted connection is answered, and none is closed during a request."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ ASK = b"GET / HTTP/1.1\r\nHost: door\r\n\r\n"
 
 
 class Client:
-    """A connection, made and used without the help of the loop that serves it."""
+    """A connection that is used without the loop that serves it."""
 
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+    def __init__(self, port: int, source: str = "127.0.0.1") -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE_S, (source, 0))
 
     def send(self, data: bytes = ASK) -> None:
         self.socket.sendall(data)
 
     async def receive(self) -> bytes:
-        """All that comes until the other side closes; a reset raises."""
+        """Everything until the other side closes; a reset raises."""
 
         def read() -> bytes:
             found = b""
@@ -51,8 +51,9 @@ def run(
     *,
     handler: Callable[[web.BaseRequest], Awaitable[web.Response]] | None = None,
     connections_max: int | None = None,
+    per_address_max: int | None = None,
 ) -> None:
-    """On both loops that nodes run on: they accept, read and close in different orders."""
+    """On both event loops that nodes use: they accept, read and close in different orders."""
 
     async def main() -> None:
         async def answer(request: web.BaseRequest) -> web.Response:
@@ -62,7 +63,7 @@ def run(
             return response
 
         server = web.Server(answer, access_log=None)
-        door = Door(server, connections_max=connections_max)
+        door = Door(server, connections_max=connections_max, per_address_max=per_address_max)
         await door.open(Endpoint("127.0.0.1", 0))
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -75,9 +76,9 @@ def run(
             runner.run(main())
 
 
-def test_who_waits_in_the_queue_of_the_kernel_is_let_in_and_answered() -> None:
+def test_connections_in_the_queue_of_the_kernel_are_accepted_and_answered() -> None:
     async def scenario(door: Door, server: web.Server) -> None:
-        clients = [Client(door.port) for _ in range(100)]  # Nobody has let them in yet: the loop did not turn.
+        clients = [Client(door.port) for _ in range(100)]  # They are not accepted yet, because the loop did not turn.
 
         finishing = asyncio.ensure_future(door.finish(PATIENCE_S))
         await asyncio.sleep(0.05)
@@ -105,7 +106,7 @@ def test_a_door_without_clients_closes_at_once() -> None:
     run(scenario)
 
 
-def test_a_door_that_is_left_lets_in_and_says_goodbye_with_every_answer() -> None:
+def test_a_closing_listener_still_accepts_and_closes_with_every_answer() -> None:
     async def scenario(door: Door, server: web.Server) -> None:
         with closing(Client(door.port).socket) as plain:
             old = Client.__new__(Client)
@@ -127,7 +128,7 @@ def test_a_door_that_is_left_lets_in_and_says_goodbye_with_every_answer() -> Non
     run(scenario)
 
 
-def test_connections_from_which_nothing_comes_are_closed_after_a_while() -> None:
+def test_idle_connections_are_closed_after_a_while() -> None:
     async def scenario(door: Door, server: web.Server) -> None:
         used, fresh = Client(door.port), Client(door.port)
         with closing(used.socket), closing(fresh.socket):
@@ -154,7 +155,7 @@ def test_a_connection_is_never_closed_with_a_request_unread() -> None:
             (connection,) = server.connections
             transport = connection.transport
             assert transport is not None
-            transport.pause_reading()  # As if the loop had not come to it.
+            transport.pause_reading()  # As if the loop had not reached it.
             client.send()
             finishing = asyncio.ensure_future(door.finish(PATIENCE_S))
             await asyncio.sleep(2 * IDLE_S)
@@ -192,10 +193,10 @@ def test_requests_in_progress_are_waited_for() -> None:
 
 def test_a_door_that_is_passed_on_is_never_shut() -> None:
     async def scenario(door: Door, server: web.Server) -> None:
-        waiting = Client(door.port)  # In the kernel's queue of the old door.
+        waiting = Client(door.port)  # In the kernel's queue of the old listener.
         with closing(waiting.socket):
             sockets = door.pass_on()
-            between = Client(door.port)  # Nobody is there at all.
+            between = Client(door.port)  # There is no listener.
 
             async def answer(request: web.BaseRequest) -> web.Response:
                 response = web.Response(text="the next one")
@@ -243,7 +244,7 @@ def test_the_oldest_idle_connection_makes_room_for_the_next_client() -> None:
     run(scenario, connections_max=4)
 
 
-def test_who_finds_no_room_is_told_to_come_back_and_nobody_with_a_request_is_closed() -> None:
+def test_a_client_without_room_gets_retry_after_and_no_busy_connection_is_closed() -> None:
     released: list[bool] = []
 
     async def waits(request: web.BaseRequest) -> web.Response:
@@ -271,3 +272,62 @@ def test_who_finds_no_room_is_told_to_come_back_and_nobody_with_a_request_is_clo
             client.socket.close()
 
     run(scenario, handler=waits, connections_max=4)
+
+
+def test_one_address_does_not_take_all_places() -> None:
+    released: list[bool] = []
+
+    async def waits(request: web.BaseRequest) -> web.Response:
+        while request.path == "/busy" and not released:
+            await asyncio.sleep(0.005)
+        return web.Response(text="at last")
+
+    async def scenario(door: Door, server: web.Server) -> None:
+        released.clear()
+        crowd = [Client(door.port, "127.0.0.2") for _ in range(3)]
+        for client in crowd:
+            client.socket.send(b"GET /busy HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        while sum(each._request_in_progress for each in server.connections) < 3:
+            await asyncio.sleep(0.005)
+
+        refused = Client(door.port, "127.0.0.2")
+        assert b"too many connections from this address" in await refused.receive()
+        other = Client(door.port, "127.0.0.3")
+        other.send()
+        assert (await other.receive_one()).startswith(b"HTTP/1.1 200")
+        released.append(True)
+        for client in crowd:
+            assert b"at last" in await client.receive_one(), "what was let in stays"
+
+        crowd[1].socket.close()
+        await connected(door, 3)
+        again = Client(door.port, "127.0.0.2")
+        again.send()
+        assert (await again.receive_one()).startswith(b"HTTP/1.1 200")
+        assert (door.closed_idle, door.turned_away) == (0, 1)
+        for client in (*crowd, refused, other, again):
+            client.socket.close()
+
+    run(scenario, handler=waits, connections_max=100, per_address_max=3)
+
+
+def test_an_idle_connection_is_closed_for_a_new_one_of_the_same_address() -> None:
+    async def scenario(door: Door, server: web.Server) -> None:
+        idle = [Client(door.port, "127.0.0.2") for _ in range(3)]
+        await connected(door, 3)
+        other = Client(door.port, "127.0.0.3")
+        await connected(door, 4)
+
+        new = [Client(door.port, "127.0.0.2") for _ in range(2)]
+        for client in new:
+            client.send()
+            assert (await client.receive_one()).startswith(b"HTTP/1.1 200")
+
+        other.send()
+        assert (await other.receive_one()).startswith(b"HTTP/1.1 200"), "others are left alone"
+        assert await idle[0].receive() == await idle[1].receive() == b"", "the oldest were closed, in good order"
+        assert (door.closed_idle, door.turned_away) == (2, 0)
+        for client in (*idle, *new, other):
+            client.socket.close()
+
+    run(scenario, connections_max=100, per_address_max=3)

@@ -1,4 +1,4 @@
-"""Spans of time as people write them."""
+"""Durations as people write them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_duration_is_read(text: str, milliseconds: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "10", "s", "10 s", "-1s", "1y", "P", "PT", "P1M", "P1Y", "PT1H2", "1e3s", "20000d", "²s"]
 )
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a duration|longer than ten years"):
         parse_duration_ms(text)
 

@@ -1,13 +1,16 @@
-"""One deployment as a node reaches it: the version of the protocol that both speak, and whether it can be reached."""
+"""One deployment as a node sees it: the protocol version that both sides use, and whether it is reachable."""
 
 import asyncio
+import re
 from pathlib import Path
 
+import aiohttp
 import pytest
 import uvicorn
 
 from holdfast.sdk import Context, Service, endpoint
 from holdfast.sdk.frames import VERSION
+from holdfast.sdk.ids import InvocationId, format_id
 from holdfast.statemachine import queries
 from holdfast.statemachine.effects import Status
 from tests.cluster.harness import Handled, Script, echo, eventually, world
@@ -31,10 +34,10 @@ def test_the_highest_common_version_is_spoken(tmp_path: Path, modes: tuple[str, 
 
 @MODES
 @pytest.mark.parametrize(("registered", "now"), [(1, VERSION), (VERSION, 1)])
-def test_what_the_endpoint_speaks_now_counts_and_not_what_it_was_registered_with(
+def test_the_current_protocol_version_of_the_endpoint_counts_not_the_registered_one(
     tmp_path: Path, modes: tuple[str, ...], registered: int, now: int
 ) -> None:
-    """Its process was deployed again, with a newer SDK or with an older one."""
+    """Its process was redeployed with a newer or older SDK."""
 
     async def run() -> None:
         async with world(tmp_path) as it:
@@ -106,8 +109,8 @@ def test_a_value_that_the_server_of_the_endpoint_would_refuse_travels_in_pieces(
     asyncio.run(run())
 
 
-def test_an_older_sdk_whose_server_refuses_a_value_costs_nobody_else_anything(tmp_path: Path) -> None:
-    began: list[bytes] = []
+def test_an_older_sdk_whose_server_refuses_a_value_harms_no_other_invocation(tmp_path: Path) -> None:
+    began: list[InvocationId] = []
 
     async def slow(handled: Handled) -> None:
         began.append(handled.id)
@@ -132,5 +135,43 @@ def test_an_older_sdk_whose_server_refuses_a_value_costs_nobody_else_anything(tm
             record = it.record(innocent)
             assert record is not None and record.losses == record.failures_total == 0
             assert len(began) == 2, "the first message broke the stream, and the second one was not sent"
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow("a handler is convicted after pauses of half a second to two seconds")
+def test_an_attempt_that_is_held_back_as_a_suspect_says_so(tmp_path: Path) -> None:
+    """Its handler ended the process whenever it ran alone. Now one attempt hangs, and the others wait for their turn."""
+
+    async def run() -> None:
+        async with world(tmp_path) as it:
+            endpoint = await it.register({"greeter/bad": echo}, highest=1)  # It does not report that an attempt begins.
+            calm = False
+
+            async def end_process(handled: Handled) -> None:
+                if not calm:
+                    endpoint.cut()
+
+            endpoint.add("greeter/bad", end_process)
+            for _ in range(3):
+                await it.send("greeter/bad")
+            (station,) = it.node.invoker.endpoints.values()
+            await eventually(lambda: station.waiting.convicted, "the handler is convicted")
+            calm = True
+            idents = [await it.send("greeter/bad") for _ in range(4)]
+
+            async def why(ident: InvocationId) -> str:
+                url = f"{it.node.admin_url}/invocations/{format_id(ident)}"
+                async with aiohttp.ClientSession() as session, session.get(url) as answer:
+                    shown = await answer.json()
+                assert shown["status"] == "running"
+                return str(shown["why_not_running"])
+
+            async with asyncio.timeout(30):
+                while not (said := await why(idents[-1])).startswith("It is waiting for its turn"):
+                    await asyncio.sleep(0.02)  # It says first that the process is gone.
+            assert said.startswith(f"It is waiting for its turn at {endpoint.uri} (dp_")
+            assert "its handler ended the process 2 times" in said and "attempts run one at a time" in said
+            assert re.search(r"; [2-6] are ahead of it\.$", said)
 
     asyncio.run(run())

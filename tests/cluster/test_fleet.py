@@ -1,4 +1,4 @@
-"""Members change while processes die: nothing that was acknowledged is lost, and what was begun is brought to its end."""
+"""Members change while processes die: nothing acknowledged is lost, and every change is completed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def test_a_node_joins_and_a_dead_one_is_replaced_while_processes_are_kille
             await here.changing(newcomer.name)
             newcomer.kill()  # While it catches up,
             controller = await here.controller()
-            controller.kill()  # and whoever saw to it.
+            controller.kill()  # and the controller.
             newcomer.start()
             controller.start()
             await here.settled("n1", "n2", "n3", "n4")

@@ -1,4 +1,4 @@
-"""A cluster forms once: who takes part, who is refused, and what a refused node tells its operator."""
+"""A cluster forms once: which nodes take part, which are refused, and what a refused node reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.cluster.config import BadConfig, Config, Endpoint
 from holdfast.cluster.members.founding import Founding, open_founding, write_founding
 from holdfast.cluster.node import Node
 from holdfast.log.errors import WrongDirectory
-from tests.cluster.harness import FAST, PATIENCE_S, eventually
+from tests.cluster.harness import FAST, PATIENCE_S, World, eventually
 from tests.ports import free_ports
 from tests.promises.processes import Node as Process
 
@@ -23,7 +23,7 @@ NAMES = ("n1", "n2", "n3")
 
 
 class Places:
-    """Where the nodes of a test are. Nodes are told what the test wants them to believe."""
+    """The addresses of the nodes of a test, as the test wants the nodes to know them."""
 
     def __init__(self, path: Path, *names: str) -> None:
         self.path = path
@@ -44,7 +44,7 @@ async def stop(*nodes: Node) -> None:
 
 
 def waits_for(node: Node) -> str:
-    return node.forming.waits_for if hasattr(node, "forming") else ""
+    return node.joining.forming.waits_for if hasattr(node, "joining") else ""
 
 
 async def give_up(task: asyncio.Task[None]) -> None:
@@ -53,7 +53,7 @@ async def give_up(task: asyncio.Task[None]) -> None:
 
 
 async def test_a_cluster_forms_only_with_all_its_founders(tmp_path: Path) -> None:
-    """Two of three are a majority, and wait all the same: the third may remember a cluster that these two forgot."""
+    """Two of three are a majority, but wait: the third may remember a cluster that these two forgot."""
     places = Places(tmp_path, *NAMES)
     nodes = {name: places.node(name) for name in NAMES}
     first = [asyncio.ensure_future(nodes[name].start()) for name in ("n1", "n2")]
@@ -82,8 +82,10 @@ async def test_a_formed_cluster_starts_again_without_one_of_its_founders(tmp_pat
 
 
 @pytest.mark.parametrize("wiped", [("n1",), ("n3",), ("n1", "n2")])
-async def test_nodes_that_lost_their_directory_are_refused_and_told_why(tmp_path: Path, wiped: tuple[str, ...]) -> None:
-    """Also a majority of them: together they would form a second cluster, without what the first one acknowledged."""
+async def test_nodes_that_lost_their_directory_are_refused_with_the_reason(
+    tmp_path: Path, wiped: tuple[str, ...]
+) -> None:
+    """Even a majority of them: together they would form a second cluster, without the acknowledged data of the first."""
     places = Places(tmp_path, *NAMES)
     nodes = [places.node(name) for name in NAMES]
     await asyncio.gather(*(node.start() for node in nodes))
@@ -107,7 +109,7 @@ async def test_nodes_that_lost_their_directory_are_refused_and_told_why(tmp_path
         await give_up(starts["n3"])
 
 
-async def test_halves_that_were_told_of_different_founders_never_meet(
+async def test_halves_with_different_founders_never_form_a_cluster(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     places = Places(tmp_path, *NAMES)
@@ -125,21 +127,21 @@ async def test_halves_that_were_told_of_different_founders_never_meet(
         await give_up(start)
 
 
-async def test_a_node_that_is_no_founder_forms_nothing_and_says_what_it_waits_for(tmp_path: Path) -> None:
+async def test_a_node_that_is_no_founder_forms_nothing_and_reports_what_it_waits_for(tmp_path: Path) -> None:
     places = Places(tmp_path, "n1", "n4")
     founder = places.node("n1", founders=("n1",), peers={})
     await founder.start()
     joiner = places.node("n4", founders=("n1",))
     start = asyncio.ensure_future(joiner.start())
-    await eventually(lambda: waits_for(joiner) and joiner._doorman.ports)
+    await eventually(lambda: waits_for(joiner) and joiner.not_serving.ports)
 
     async with aiohttp.ClientSession() as http:
-        for port in joiner._doorman.ports:
+        for port in joiner.not_serving.ports:
             async with http.get(f"http://127.0.0.1:{port}/health") as response:
                 body = await response.json()
 
                 assert response.status == 503
-                assert "n4 is not a founder, and waits until it is added" in body["message"]
+                assert "n4 is not a founder and waits to be added" in body["message"]
     assert not start.done() and not joiner.log.host.replicas
     await give_up(start)
     await founder.stop()
@@ -160,8 +162,8 @@ def test_a_directory_remembers_its_founders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"node": "n2"}, "it belongs to node n1 of cluster holdfast, this is node n2"),
-        ({"node": "n1", "cluster": "other"}, "it belongs to node n1 of cluster holdfast, this is node n1 of other"),
+        ({"node": "n2"}, "it belongs to node n1 of cluster holdfast, but this is node n2"),
+        ({"node": "n1", "cluster": "other"}, "it belongs to node n1 of cluster holdfast, but this is node n1 of other"),
     ],
 )
 def test_a_foreign_directory_is_refused(tmp_path: Path, settings: dict[str, Any], sentence: str) -> None:
@@ -187,11 +189,11 @@ def test_a_log_without_the_record_of_its_cluster_is_refused(tmp_path: Path) -> N
 
 
 def test_founders_without_an_address_are_missed_at_once(tmp_path: Path) -> None:
-    with pytest.raises(BadConfig, match="no address of n3"):
+    with pytest.raises(BadConfig, match="lacks n3"):
         open_founding(Config(data=tmp_path, founders=NAMES, peers={"n2": Endpoint("127.0.0.1", 1)}))
 
 
-async def test_a_node_that_waits_for_its_founders_ends_when_it_is_told_to(tmp_path: Path) -> None:
+async def test_a_node_that_waits_for_its_founders_stops_on_request(tmp_path: Path) -> None:
     ports = free_ports(4)
     waiting = Process("n1", tmp_path, (ports[0], ports[1], ports[2]), {"n1": ports[0], "n2": ports[3]}, 1)
     waiting.start()
@@ -208,3 +210,16 @@ async def test_a_node_that_waits_for_its_founders_ends_when_it_is_told_to(tmp_pa
         assert await waiting.terminate() == 0, waiting.tail()
     finally:
         waiting.kill()
+
+
+async def test_the_data_directory_is_for_the_user_of_the_node_alone(tmp_path: Path) -> None:
+    """Even one that an earlier release made readable for all users."""
+    world = World(tmp_path)
+    node = await world.start()
+    assert node.config.data.stat().st_mode & 0o777 == 0o700
+    node.config.data.chmod(0o755)
+
+    node = await world.restart()
+
+    assert node.config.data.stat().st_mode & 0o777 == 0o700
+    await world.stop()

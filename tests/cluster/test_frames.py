@@ -1,4 +1,4 @@
-"""Frames of a handler as commands: whatever comes, a command that can be written, or a ProtocolError."""
+"""Frames of a handler become commands: any bytes give a command that can be written, or a ProtocolError."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ from holdfast.sdk.frames import (
     Waiting,
     decode_batch,
 )
-from holdfast.sdk.ids import child_id, idempotent_id, workflow_id
+from holdfast.sdk.ids import InvocationId, child_id, idempotent_id, workflow_id
 from holdfast.sdk.journal import (
-    OPS,
     Op,
     ProtocolError,
     digest,
@@ -50,7 +49,7 @@ from holdfast.statemachine.machine import apply
 from holdfast.statemachine.memory import Memory
 from holdfast.statemachine.state import State
 
-ID = bytes(range(16))
+ID = InvocationId(bytes(range(16)))
 
 
 class Directory:
@@ -123,7 +122,7 @@ def test_a_workflow_is_called_by_its_key_alone() -> None:
     assert command.child[0] == workflow_id("flow", "k")
 
 
-def test_a_delayed_send_starts_later_and_nobody_waits_for_it() -> None:
+def test_a_delayed_send_starts_later_without_a_waiting_caller() -> None:
     command = record(step(Op.SEND, ["plain", "go", None, b"", {}, 5000]))
 
     assert command.child is not None
@@ -204,7 +203,7 @@ arguments = st.lists(junk, max_size=8) | st.sampled_from(
 )
 rows = st.one_of(
     st.tuples(
-        st.just(NUMBERS[StepFrame]), ids, st.just(1), st.integers(0, 4), st.sampled_from(sorted(OPS)), st.just("0/x/1"),
+        st.just(NUMBERS[StepFrame]), ids, st.just(1), st.integers(0, 4), st.sampled_from(sorted(Op)), st.just("0/x/1"),
         arguments, outcomes,
     ),
     st.tuples(st.just(NUMBERS[Waiting]), ids, st.just(1), st.lists(st.integers(0, 5), max_size=4)),
@@ -222,7 +221,8 @@ rows = st.one_of(
 @settings(max_examples=600, deadline=None)
 @given(batch=st.lists(rows, max_size=6))
 def test_any_bytes_of_an_endpoint_become_commands_that_apply_or_a_protocol_error(batch: list[Any]) -> None:
-    """Total from end to end: what is let through is encoded, decoded to the same, and applied without an exception."""
+    """Total from end to end: an accepted command is encoded, decoded to the same value, and applied without an
+    exception."""
     raw = msgpack.packb([list(row) for row in batch])
     state = State(0, 1)
     state.begin(Memory())
@@ -348,3 +348,27 @@ def test_before_level_2_a_call_with_an_idempotency_key_waits_for_the_upgrade() -
     command: Any = translator().command(sender, step(Op.CALL, ["kv", "put", "k", b"", {}, "once"]))
 
     assert type(command).__name__ == "FailAttempt" and not command.pause and command.failure[3] == "Upgrading"
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [step(Op.AWAKEABLE, [b"8 bytes!"]), step(Op.RESOLVE_AWAKEABLE, [ID + b"8 bytes!", 1, [0, b""]])],
+    ids=["made", "resolved"],
+)
+def test_before_level_2_the_secret_of_an_awakeable_waits_for_the_upgrade(frame: StepFrame) -> None:
+    sender = Sender()
+    sender.level = 1
+
+    command: Any = translator().command(sender, frame)
+
+    assert type(command).__name__ == "FailAttempt" and not command.pause and command.failure[3] == "Upgrading"
+    assert record(frame).argument == frame.argument
+
+
+@pytest.mark.parametrize("argument", [[b""], [b"7 bytes"], ["8 bytes!"], [b"8 bytes!", b""], [None]])
+def test_the_secret_of_an_awakeable_has_8_bytes(argument: list[Any]) -> None:
+    with pytest.raises(ProtocolError):
+        record(step(Op.AWAKEABLE, argument))
+    if type(argument[0]) is not bytes or argument[0]:
+        with pytest.raises(ProtocolError):
+            record(step(Op.RESOLVE_AWAKEABLE, [7 if argument[0] is None else argument[0], 1, [0, b""]]))

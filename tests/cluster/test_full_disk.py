@@ -1,4 +1,4 @@
-"""Disks without room: who has some leads, who has none waits, and a cluster without any says so."""
+"""Full disks: nodes with room lead, nodes without wait, and a cluster without any room reports it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.promises.processes import Node, world
 
 
 def fill(*seats: Seat) -> None:
-    """As the store sees it: it must keep more free than any disk has."""
+    """For the store: it must keep more free space than any disk has."""
     for seat in seats:
         seat.node.log._store.free_bytes_min = 1 << 60
 
@@ -37,14 +37,14 @@ async def post(seat: Seat, path: str, data: bytes) -> tuple[int, Any]:
 
 
 async def calls_by_http(cluster: Three, count: int) -> None:
-    """Of every node, one after the other; none may fail."""
+    """Requests to every node in turn; none may fail."""
     for number in range(count):
         for seat in cluster.up():
             assert await post(seat, "/echo/say", b"%d" % number) == (200, number)
 
 
 async def is_said_to_be_full(seat: Seat, name: str) -> None:
-    """By the health of both doors, the status of the cluster and the metrics, on the node itself and on every other one."""
+    """Reported by both health pages, the status of the cluster and the metrics, on this node and on every other one."""
     admin, ingress = seat.node.admin_url, seat.node.ingress_url
     async with aiohttp.ClientSession() as http:
         for url in (f"{admin}/health", f"{ingress}/holdfast/health"):
@@ -66,7 +66,7 @@ async def test_a_node_without_room_hands_its_leaderships_over_and_no_client_noti
         await cluster.led()
         full = await cluster.leader(0)
         fill(full)
-        await calls_by_http(cluster, 5)  # From the very first moment.
+        await calls_by_http(cluster, 5)  # From the beginning.
 
         def moved() -> bool:
             meta = full.node.log.group(1)
@@ -84,7 +84,7 @@ async def test_a_node_without_room_hands_its_leaderships_over_and_no_client_noti
         await calls_by_http(cluster, 5)
 
 
-async def test_a_cluster_without_room_says_so_and_works_again_when_there_is_some(tmp_path: Path) -> None:
+async def test_a_cluster_without_room_reports_it_and_works_again_when_there_is_some(tmp_path: Path) -> None:
     async with three(tmp_path, {"echo/say": echo}, partitions=2) as cluster:
         await cluster.led()
         seats = cluster.up()
@@ -92,10 +92,10 @@ async def test_a_cluster_without_room_says_so_and_works_again_when_there_is_some
         await eventually(lambda: all(len(seat.node.handover.full) == 3 for seat in seats), "all know that all are full")
 
         def all_say_so() -> bool:
-            """Whoever was full first may have begun to hand over to whoever was not yet."""
-            return all("no room" in (seat.node.unhealthy() or "") for seat in seats)
+            """The first full node may have begun to hand over to one that was not full yet."""
+            return all("no disk space" in (seat.node.unhealthy() or "") for seat in seats)
 
-        await eventually(all_say_so, "all say that there is no room")
+        await eventually(all_say_so, "all say that there is no disk space")
         for seat in seats:
             status, answer = await post(seat, "/echo/say", b"1")
             assert status == 503 and "full" in answer["message"] and "free space" in answer["hint"], answer
@@ -105,7 +105,7 @@ async def test_a_cluster_without_room_says_so_and_works_again_when_there_is_some
         await calls_by_http(cluster, 3)
 
 
-async def test_a_leader_with_room_does_not_take_what_no_majority_will(tmp_path: Path) -> None:
+async def test_a_leader_with_room_refuses_proposals_without_a_majority_that_has_room(tmp_path: Path) -> None:
     async with three(tmp_path, {"echo/say": echo}, partitions=1) as cluster:
         await cluster.led()
         leader = await cluster.leader(0)
@@ -152,7 +152,7 @@ def fill_to_the_last_byte(filler: Path) -> None:
 async def test_a_disk_that_is_full_to_the_last_byte_ends_no_node_and_loses_nothing(
     tmp_path: Path, small_disk: Path, what: str
 ) -> None:
-    """What cannot be written waits, the others serve, and the node catches up when there is room."""
+    """Writes that do not fit wait, the other nodes serve, and the node catches up when there is room."""
     async with world(tmp_path, nodes=3, partitions=3, settings={"HOLDFAST_FREE_BYTES_MIN": "8MiB"}) as here:
         node, filler = here.node, small_disk / "filler"
         node.kill()
@@ -181,7 +181,7 @@ async def test_a_disk_that_is_full_to_the_last_byte_ends_no_node_and_loses_nothi
                 assert await own.call(read, key=key) == count + 1
 
 
-async def test_a_node_that_starts_on_a_full_disk_says_why_not_and_starts_when_there_is_room(
+async def test_a_node_on_a_full_disk_reports_why_it_does_not_start_and_starts_when_there_is_room(
     tmp_path: Path, small_disk: Path
 ) -> None:
     async with (
@@ -205,4 +205,4 @@ async def test_a_node_that_starts_on_a_full_disk_says_why_not_and_starts_when_th
 
 
 def cannot_apply(node: Node) -> bool:
-    return "what is committed cannot be applied" in node.log.read_text()
+    return "committed entries cannot be applied" in node.log.read_text()

@@ -1,4 +1,6 @@
-"""Nonsense over real HTTP, at both doors of a whole node: always an answer, never a 500, and the node works on."""
+"""Invalid requests over real HTTP, at both listeners of a node: always an answer, never a 500, and the node keeps
+working.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def test_nonsense_is_answered_and_never_with_a_500(tmp_path: Path, seed: int, ca
             path = "/".join(rng.choice(WORDS) for _ in range(rng.randint(0, 5)))
             url = URL(f"{door}/{path}{rng.choice(PARAMETERS)}", encoded=True)
             method = rng.choice(("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"))
-            # What waits for an outcome is allowed to wait: nobody resolves these.
+            # Requests for an outcome may wait: nothing resolves these.
             waits = path.endswith("attach") or "signup" in path
             try:
                 async with asyncio.timeout(0.3 if waits else PATIENCE_S):
@@ -59,7 +61,7 @@ def test_nonsense_is_answered_and_never_with_a_500(tmp_path: Path, seed: int, ca
                 assert waits, url
                 return
             except aiohttp.ClientResponseError as error:
-                # A request that cannot be read has no method either: the refusal of a HEAD comes with a body.
+                # An unparsable request has no method, so the refusal of a HEAD has a body.
                 assert method == "HEAD" and error.status == 400, (url, error)
                 return
             assert response.status != 500, (method, url, body, caplog.text)
@@ -80,7 +82,9 @@ def test_nonsense_is_answered_and_never_with_a_500(tmp_path: Path, seed: int, ca
 def test_torn_and_odd_bytes_on_the_socket_leave_the_node_working(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
         rng = random.Random(7)
-        whole = b"POST /echo/say HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nIdempotency-Key: a\r\n\r\n"
+        whole = (
+            b"POST /echo/say HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nIdempotency-Key: a\r\n\r\n"
+        )
         whole += b"3\r\nabc\r\n0\r\n\r\n"
         ports = [int(url.rpartition(":")[2]) for url in (at.node.ingress_url, at.node.admin_url)]
         for number in range(150):
@@ -96,8 +100,8 @@ def test_torn_and_odd_bytes_on_the_socket_leave_the_node_working(tmp_path: Path)
 
         assert (await at.call("echo/say", b"7")) == (200, 7)
         async with asyncio.timeout(PATIENCE_S):
-            while at.ingress.active:
+            while at.exchange.active:
                 await asyncio.sleep(0.01)
-        assert at.ingress.active_bytes == 0
+        assert at.exchange.active_bytes == 0
 
     run(tmp_path, scenario)

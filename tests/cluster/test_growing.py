@@ -1,4 +1,4 @@
-"""Nodes come and go while clients count: what they see adds up, and the replicas end where they should."""
+"""Nodes join and leave while clients count: the counts add up, and the replicas end up where they should."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.snapshots.servers import Server
 
 
 class Growing:
-    """A cluster that begins with its founders. Who joins later is known to them only by being added."""
+    """A cluster that begins with its founders. They learn of a new node only when it is added."""
 
     def __init__(self, path: Path, founders: tuple[str, ...], later: tuple[str, ...], **settings: Any) -> None:
         names = (*founders, *later)
@@ -55,7 +55,7 @@ class Growing:
         return [seat.node.ingress_url for seat in self.up()]
 
     def table(self) -> dict[int, tuple[str, ...]]:
-        """As all nodes that are up agree on; empty: they do not yet."""
+        """The table that all running nodes agree on; empty if they do not agree yet."""
         tables = [
             {number: each.members for number, each in seat.node.meta.state.membership.table.items()}
             for seat in self.up()
@@ -78,7 +78,7 @@ class Growing:
             await self.seats[name].start()
 
     async def members_are(self, *names: str) -> None:
-        """Only these hold anything, each node holds what the table says, and the meta group is theirs."""
+        """Only these nodes hold replicas, each holds those in the table, and they are the meta group."""
 
         def there() -> bool:
             table = self.table()
@@ -149,7 +149,7 @@ async def test_two_nodes_join_and_one_leaves_while_clients_count(tmp_path: Path)
             await cluster.members_are("n1", "n3", "n4", "n5")
             await load.more(50)
             await cluster.admin("POST", "/cluster/nodes/n2/remove")
-            meta = cluster.seats["n1"].node._meta_group()
+            meta = cluster.seats["n1"].node.meta_group()
             await eventually(lambda: set(meta.status().members) == {"n1", "n3", "n4", "n5"}, "a meta group without n2")
             seat = cluster.seats["n2"]
             seat.up = False
@@ -187,7 +187,7 @@ async def test_nodes_that_are_stopped_when_they_hold_nothing_are_not_missed(tmp_
             cluster.seats[name].up = False
         await asyncio.gather(*(cluster.seats[name].kill() for name in leaving))
 
-        meta = cluster.seats["n1"].node._meta_group()
+        meta = cluster.seats["n1"].node.meta_group()
         await eventually(
             lambda: set(meta.status().members) == {"n1", "n2", "n3"} and meta.leader is not None,
             "a meta group of three",
@@ -198,17 +198,20 @@ async def test_nodes_that_are_stopped_when_they_hold_nothing_are_not_missed(tmp_
 async def test_a_newcomer_that_cannot_take_the_meta_group_does_not_keep_others_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its disk is full. It is connected, and comes first by name."""
+    """Its disk is full. It is connected, and first by name."""
     no_room = Host.no_room
     monkeypatch.setattr(Host, "no_room", lambda self: NoRoomHere("full") if self.node == "n2" else no_room(self))
     monkeypatch.setattr(controller, "META_S", 1.0)
     async with growing(tmp_path, ("n1",), ("n2", "n3")) as cluster:
         full = asyncio.ensure_future(cluster.add("n2"))
-        await eventually(lambda: "n2" in str(cluster.seats["n1"].node.controller.doing), "a change that waits for n2")
+        await eventually(
+            lambda: "n2" in str(cluster.seats["n1"].node.serving.controller.doing), "a change that waits for n2"
+        )
 
         await cluster.add("n3")
 
-        assert "n3" in cluster.seats["n1"].node._meta_group().status().members
+        meta = cluster.seats["n1"].node.meta_group()
+        await eventually(lambda: "n3" in meta.status().members, "n3 is a member, although n2 came first")
         full.cancel()
         await asyncio.gather(full, return_exceptions=True)
         await cluster.seats["n2"].node.stop()
@@ -237,13 +240,13 @@ async def test_a_node_finds_the_cluster_again_when_all_whom_its_settings_name_ar
     async with growing(tmp_path, ("n1",), ("n2", "n3"), replication=2, partitions=1) as cluster:
         await cluster.add("n2")
         first = cluster.seats["n1"]
-        meta = first.node._meta_group()
+        meta = first.node.meta_group()
         await eventually(lambda: meta.transfer("n2") or meta.leader == "n2", "a second member of the meta group")
-        await eventually(lambda: cluster.seats["n2"].node._meta_group().is_leader, "n2 leads it")
-        await cluster.add("n3")  # It has not heard of n2, who must invite it.
+        await eventually(lambda: cluster.seats["n2"].node.meta_group().is_leader, "n2 leads it")
+        await cluster.add("n3")  # It does not know n2, which must invite it.
         await cluster.admin("POST", "/cluster/nodes/n1/remove")
         await eventually(lambda: not first.node.hosted, "nothing left on n1")
-        await eventually(lambda: set(cluster.seats["n2"].node._meta_group().status().members) == {"n2", "n3"})
+        await eventually(lambda: set(cluster.seats["n2"].node.meta_group().status().members) == {"n2", "n3"})
         first.up = False
         await first.node.stop()
         await asyncio.gather(*(cluster.seats[name].kill() for name in ("n2", "n3")))
@@ -310,7 +313,7 @@ async def test_a_node_that_lost_its_state_while_members_changed_takes_part_again
 
 
 def traces(seat: Seat) -> dict[str, list[str]]:
-    """What a node has on disk of partitions, by kind; the log's tombstones aside."""
+    """Files of partitions on a node's disk, by kind, except tombstones of the log."""
     log = seat.node.log
     snapshots = seat.path / "snapshots" / log.disk
     return {
@@ -320,7 +323,7 @@ def traces(seat: Seat) -> dict[str, list[str]]:
     }
 
 
-async def test_what_moved_away_is_deleted_and_what_comes_back_is_whole(
+async def test_a_moved_partition_is_deleted_and_a_returning_one_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leftovers, "QUIET_S", 0.2)
@@ -342,7 +345,7 @@ async def test_what_moved_away_is_deleted_and_what_comes_back_is_whole(
             await load.more(30)
             await eventually(lambda: len(traces(seat)["state"]) == 3, "and nothing of what it does not hold")
 
-            dead = cluster.seats["n3"]  # Now n2 is needed: what came back is a replica like any other.
+            dead = cluster.seats["n3"]  # Now n2 is needed: the returned one is a replica like any other.
             dead.up = False
             await dead.node.stop()
             await load.more(30)
@@ -365,7 +368,7 @@ async def test_leftovers_of_an_earlier_life_are_deleted_at_the_start(
     async with growing(tmp_path, ("n1", "n2"), replication=1) as cluster:
         await eventually(lambda: sorted(cluster.loads().values()) == [2, 2], "an even share for each")
         seat = cluster.seats["n2"]
-        monkeypatch.setattr(seat.node.leftovers, "_delete", stuck)
+        monkeypatch.setattr(seat.node.replicas, "delete", stuck)
         await cluster.admin("POST", "/cluster/nodes/n2/drain?move=true")
         await eventually(lambda: not traces(seat)["log"], "the logs forgotten")
         await seat.kill()
@@ -378,7 +381,7 @@ async def test_leftovers_of_an_earlier_life_are_deleted_at_the_start(
 
 
 async def test_replicas_are_kept_in_different_zones(tmp_path: Path) -> None:
-    """Two processes on each of two machines: whatever moves, no partition has both its replicas on one machine."""
+    """Two processes on each of two machines: after every move, the replicas of a partition are on different machines."""
     zones = {"n1": "a", "n2": "a", "n3": "b", "n4": "b"}
 
     def apart() -> bool:

@@ -1,4 +1,4 @@
-"""Leaderships that move, and those that do not."""
+"""Leaderships that move, and leaderships that stay."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.log.node import Group
 
 
 class Undecided:
-    """A group whose log gives a transfer up when it has been asked three times."""
+    """A group whose log abandons a transfer after being asked three times."""
 
     def __init__(self) -> None:
         self.is_leader = True
@@ -30,7 +30,7 @@ class Undecided:
 
 
 async def test_a_transfer_that_the_log_gave_up_is_not_waited_for() -> None:
-    """Meanwhile the partition is held: no attempt begins."""
+    """The partition is held during the transfer: no attempt begins."""
     nobody: Any = None
     handover = Handover(
         "n1",
@@ -49,7 +49,7 @@ async def test_a_transfer_that_the_log_gave_up_is_not_waited_for() -> None:
 
 
 class Held:
-    """A leadership in which a step runs for ever."""
+    """A leadership with a step that runs for ever."""
 
     def __init__(self) -> None:
         self.holds = self.releases = 0
@@ -67,7 +67,7 @@ class Held:
 
 
 async def test_a_partition_is_not_held_for_a_newcomer_that_fell_behind_again() -> None:
-    """The log asks once, and then no more: whoever waits for its answer must not keep attempts from beginning."""
+    """The log asks only once: waiting for its answer must not keep attempts from beginning."""
     leadership, moving = Held(), set[int]()
     group = SimpleNamespace(is_leader=True, nudge=lambda: None)
     partition = cast(Partition, SimpleNamespace(number=3, leadership=leadership, group=group))

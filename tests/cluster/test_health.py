@@ -1,21 +1,22 @@
-"""Whether handlers can be reached, as all nodes see it."""
+"""Whether handlers are reachable, as all nodes see it."""
 
 import asyncio
 from typing import Any
 
 from holdfast.cluster.handlers.health import Health, Healths
 from holdfast.cluster.peers.rpc import Rpc
+from holdfast.sdk.ids import InvocationId
 
 SEEN = Health("n1", "dp_1", "http://h:1", 0, 0, "", 0, 3, 0)
 
 
 class Seen:
-    """As an `Endpoint`: what one node has seen."""
+    """Replaces `Endpoint`: the observations of one node."""
 
     def __init__(self, health: Health) -> None:
         self._health = health
 
-    def health(self, node: str) -> Health:
+    def health(self, node: str, invocation: InvocationId | None = None) -> Health:
         return self._health._replace(node=node)
 
 
@@ -24,7 +25,7 @@ def seen(**healths: Health) -> dict[str, Seen]:
 
 
 def net(*names: str) -> dict[str, Rpc]:
-    """Nodes whose links carry every message at once."""
+    """Nodes whose links deliver every message at once."""
     rpcs: dict[str, Rpc] = {}
 
     def send_from(sender: str) -> Any:
@@ -40,7 +41,7 @@ def net(*names: str) -> dict[str, Rpc]:
     return rpcs
 
 
-def test_every_node_says_what_it_sees_and_silent_or_older_ones_are_left_out() -> None:
+def test_every_node_reports_what_it_sees_and_silent_or_older_ones_are_left_out() -> None:
     async def run() -> None:
         rpcs = net("n1", "n2", "older")
         down = SEEN._replace(down_since_ms=5, failures=7, last_error="refused", next_try_ms=9, waiting=4)
@@ -59,7 +60,7 @@ def test_every_node_says_what_it_sees_and_silent_or_older_ones_are_left_out() ->
     asyncio.run(run())
 
 
-def test_a_later_release_may_say_more_about_a_deployment() -> None:
+def test_a_later_release_may_add_fields_to_a_deployment() -> None:
     async def run() -> None:
         rpcs = net("n1", "later")
 

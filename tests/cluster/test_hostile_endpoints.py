@@ -1,4 +1,4 @@
-"""Endpoints that say what no correct one says: who is blamed, what it costs, and that others go on."""
+"""Endpoints that send what no correct one sends: which invocation is blamed, what it costs, and that others continue."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from holdfast.sdk.frames import (
     Waiting,
     encode_batch,
 )
+from holdfast.sdk.ids import InvocationId
 from holdfast.statemachine import attempts, queries
 from holdfast.statemachine.effects import Status
 from tests.cluster.harness import Handled, World, eventually, world
 
 
-def reason(it: World, ident: bytes) -> str:
+def reason(it: World, ident: InvocationId) -> str:
     with it.node.router.partition(ident).state.read() as txn:
         found = queries.last_failure(txn, ident)
     assert found is not None
@@ -44,7 +45,7 @@ async def quick(handled: Handled) -> None:
 
 
 async def held(handled: Handled) -> None:
-    """Says nothing by itself."""
+    """Sends nothing on its own."""
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_millions_of_empty_arrays_pause_the_invocation_that_sent_them_and_no_oth
 
             assert (await it.reaches(bad, Status.PAUSED)).failures == 5
             assert "elements" in reason(it, bad)
-            # It was started again on each new stream: the endpoint must have heard of the newest attempt.
+            # It was restarted on each new stream: the endpoint must have received the newest attempt.
             await eventually(
                 lambda: (
                     good in it.node.invoker.attempts
@@ -182,7 +183,7 @@ def test_more_frames_than_were_granted_end_the_stream(tmp_path: Path, monkeypatc
     asyncio.run(run())
 
 
-def test_a_flood_of_frames_for_nobody_ends_the_stream_again_and_again_later(
+def test_floods_of_frames_for_unknown_attempts_end_the_stream_with_growing_pauses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_module, "STRAYS_MAX", 500)
@@ -196,7 +197,7 @@ def test_a_flood_of_frames_for_nobody_ends_the_stream_again_and_again_later(
                 assert await it.call("greeter/go") == [0, b"fine"]
                 deployment = it.node.invoker.endpoints[it.node.registry.resolve("greeter", "go").deployment]
                 for _ in range(20):
-                    await endpoint.say(encode_batch([Waiting(os.urandom(16), 1, [1])] * 100))
+                    await endpoint.say(encode_batch([Waiting(InvocationId(os.urandom(16)), 1, [1])] * 100))
                 await eventually(lambda: deployment.offences == number)  # noqa: B023
                 pauses.append(deployment._not_before - asyncio.get_running_loop().time())
 
@@ -295,10 +296,10 @@ def test_redirects_of_an_endpoint_are_never_followed(tmp_path: Path) -> None:
                     await endpoint.stop()
                     await endpoint.start()
                     with pytest.raises(EndpointFailed) as refused:
-                        await it.node.registry.discover(endpoint.uri)
+                        await it.node.protocol.discover(endpoint.uri)
 
                     assert "redirects are not followed" in said
-                    assert "redirects to" in refused.value.message
+                    assert "redirects are not followed" in refused.value.detail
         finally:
             await third.cleanup()
         assert asked == []
@@ -308,7 +309,7 @@ def test_redirects_of_an_endpoint_are_never_followed(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("forgiving")
 def test_nonsense_in_nobodys_name_makes_suspects_of_all_and_pauses_the_one_that_sends_it(tmp_path: Path) -> None:
-    """Run apart from one another, the innocent finish, and the other one is found out."""
+    """When they run apart from each other, the innocent ones finish and the culprit is found."""
 
     async def run() -> None:
         async with world(tmp_path) as it:
@@ -340,7 +341,8 @@ def test_nonsense_in_nobodys_name_makes_suspects_of_all_and_pauses_the_one_that_
 def test_a_suspect_that_hangs_holds_up_the_others_for_a_while_and_is_then_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one that just began is to blame for the next process that ends, not the one that has run for long beside it."""
+    """The suspect that just began is blamed for the next process that ends, not the one that has run beside it for
+    long."""
     monkeypatch.setattr(endpoint_module, "SUSPICION_S", 0.2)
     monkeypatch.setattr(attempts, "QUIET_MS", 10)
 
@@ -351,8 +353,8 @@ def test_a_suspect_that_hangs_holds_up_the_others_for_a_while_and_is_then_believ
             await it.node.registry.register(endpoint.uri, force=True)
             both = [await it.send("greeter/hangs") for _ in range(2)]
 
-            def started(losses: int) -> list[bytes]:
-                """Those of which an attempt began after so many broken streams."""
+            def started(losses: int) -> list[InvocationId]:
+                """The invocations with an attempt that began after this many broken streams."""
                 found = (start.invocation for start in endpoint.starts)
                 return [ident for ident in found if (record := it.record(ident)) and record.losses == losses]
 
@@ -362,7 +364,7 @@ def test_a_suspect_that_hangs_holds_up_the_others_for_a_while_and_is_then_believ
                 endpoint.cut()
             await eventually(
                 lambda: endpoint.starts
-            )  # The timer of this one is set; the next one is not believed in this test.
+            )  # The timer of this one is set; the next one stays a suspect in this test.
             monkeypatch.setattr(endpoint_module, "SUSPICION_S", 3600.0)
             await eventually(lambda: len(endpoint.starts) == 2)
 
@@ -380,8 +382,8 @@ def test_a_suspect_that_hangs_holds_up_the_others_for_a_while_and_is_then_believ
 
 
 @pytest.mark.usefixtures("forgiving")
-def test_an_attempt_at_which_the_endpoint_says_goodbye_again_and_again_is_paused(tmp_path: Path) -> None:
-    """Closing a stream in good order is no excuse: the neighbours of that attempt would be started again for ever."""
+def test_an_attempt_at_which_the_endpoint_always_closes_its_stream_is_paused(tmp_path: Path) -> None:
+    """An orderly close is no excuse: the neighbours of that attempt would be restarted for ever."""
 
     async def run() -> None:
         async with world(tmp_path) as it:

@@ -1,4 +1,4 @@
-"""What a leader owes its partition: timers, outboxes, attempts; over restarts, and from one leader to the next."""
+"""The duties of a leader: timers, outboxes and attempts, across restarts and changes of leaders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.cluster.leading.leadership import Leadership, limits_of
 from holdfast.cluster.node import Node
 from holdfast.cluster.partition.machine import Waiter
 from holdfast.log.errors import ProposalError
-from holdfast.sdk.ids import partition_of
+from holdfast.sdk.ids import InvocationId, partition_of
 from holdfast.sdk.journal import Op
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import Command, Complete, Invoke, Mode
@@ -48,7 +48,7 @@ def test_a_timer_keeps_its_deadline_over_a_restart(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_timer_that_came_due_while_nobody_led_fires_at_once(tmp_path: Path) -> None:
+def test_a_timer_that_came_due_without_a_leader_fires_at_once(tmp_path: Path) -> None:
     async def sleeper(handled: Handled) -> None:
         if handled.length == 1:
             handled.wait_for(handled.step(Op.SLEEP, "0/sleep/1", [300]))
@@ -126,7 +126,7 @@ def test_running_attempts_are_started_again_by_the_next_leader(tmp_path: Path) -
     asyncio.run(run())
 
 
-def test_what_waits_in_an_outbox_is_delivered_once_after_a_restart(tmp_path: Path) -> None:
+def test_messages_in_an_outbox_are_delivered_once_after_a_restart(tmp_path: Path) -> None:
     """The node is killed between the step that wrote the message and its delivery."""
     seen: dict[bytes, set[bytes]] = {}
 
@@ -175,8 +175,8 @@ def _outboxes_empty(it: World) -> bool:
     return True
 
 
-def test_a_leadership_that_ends_leaves_nothing_behind(tmp_path: Path) -> None:
-    """And the next one finds all that waited for an endpoint in the state."""
+def test_a_leadership_that_ends_frees_everything(tmp_path: Path) -> None:
+    """And the next one finds everything that waited for an endpoint in the state."""
 
     async def run() -> None:
         async with world(tmp_path, partitions=1) as it:
@@ -186,10 +186,10 @@ def test_a_leadership_that_ends_leaves_nothing_behind(tmp_path: Path) -> None:
             (queue,) = it.node.invoker.endpoints.values()
             assert len(queue.waiting) == 10
             (partition,) = it.node.partitions
-            it.node._resign(partition)
+            it.node.serving.leaderships.resign(partition)
             assert not queue.waiting and not it.node.invoker.attempts
 
-            it.node._lead_or_not(partition)
+            it.node.serving.leaderships.lead_or_not(partition)
             await endpoint.start()
 
             for number, ident in enumerate(idents):
@@ -243,7 +243,7 @@ class Cluster:
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 leader = await eventually(
-                    lambda: next((n for n in self.nodes.values() if n._meta_group().is_leader), None)
+                    lambda: next((n for n in self.nodes.values() if n.meta_group().is_leader), None)
                 )
                 try:
                     await leader.registry.register(endpoint.uri)
@@ -263,7 +263,7 @@ class Cluster:
         return node
 
     async def submit(self, command: Invoke) -> Any:
-        """As a forwarding ingress would: to whoever leads, again under the same id."""
+        """Submit to the current leader, and again with the same id, as a forwarding ingress would."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 node = await self.leader(partition_of(command.id, self.partitions))
@@ -272,7 +272,7 @@ class Cluster:
                 except ProposalError:
                     await asyncio.sleep(0.01)
 
-    def outcome(self, ident: bytes) -> Any:
+    def outcome(self, ident: InvocationId) -> Any:
         for node in self.nodes.values():
             with node.router.partition(ident).state.read() as txn:
                 outcome = queries.outcome(txn, ident)
@@ -291,11 +291,11 @@ async def cluster(path: Path, partitions: int = 2) -> AsyncIterator[Cluster]:
         await made.stop()
 
 
-def invoke(ident: bytes, handler: str = "go", payload: bytes = b"") -> Invoke:
+def invoke(ident: InvocationId, handler: str = "go", payload: bytes = b"") -> Invoke:
     return Invoke(ident, "greeter", handler, None, Mode.PLAIN, payload, {}, 0, None, -1, 3_600_000)
 
 
-def test_another_node_goes_on_where_the_leader_was(tmp_path: Path) -> None:
+def test_another_node_continues_where_the_leader_was(tmp_path: Path) -> None:
     """Running attempts move with the leadership, with a higher epoch; the old leader's are aborted; no step runs twice."""
     hold = asyncio.Event()
     ran: list[bytes] = []
@@ -315,7 +315,7 @@ def test_another_node_goes_on_where_the_leader_was(tmp_path: Path) -> None:
             endpoint = FakeEndpoint({"greeter/go": held})
             await it.register(endpoint)
             node = await it.leader(0)
-            idents = [bytes([0, 0, 0, n]) + bytes(12) for n in range(30)]
+            idents = [InvocationId(bytes([0, 0, 0, n]) + bytes(12)) for n in range(30)]
             for ident in idents:
                 await it.submit(invoke(ident))
             await eventually(lambda: len(ran) == 30)
@@ -365,7 +365,7 @@ def test_calls_between_partitions_survive_moving_leaders(tmp_path: Path) -> None
         async with cluster(tmp_path, partitions=3) as it:
             endpoint = FakeEndpoint({"greeter/go": caller, "kv:object/put:exclusive": callee})
             await it.register(endpoint)
-            idents = [bytes([n * 5, 0, 0, n]) + bytes(12) for n in range(50)]
+            idents = [InvocationId(bytes([n * 5, 0, 0, n]) + bytes(12)) for n in range(50)]
             moving = True
 
             async def move() -> None:
@@ -412,8 +412,8 @@ def test_a_node_of_three_alone_leads_nothing(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_what_was_just_applied_is_not_taken_for_lost(tmp_path: Path) -> None:
-    """A leader that looks through the state between the apply of a command and its effects starts nothing twice."""
+def test_a_just_applied_invocation_is_not_mistaken_for_a_lost_one(tmp_path: Path) -> None:
+    """A leader that scans the state between the apply of a command and its effects starts nothing twice."""
 
     async def run() -> None:
         async with world(tmp_path, partitions=1) as it:
@@ -436,7 +436,7 @@ def test_what_was_just_applied_is_not_taken_for_lost(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_partition_keeps_the_limits_that_its_leader_is_told_to_have_kept(tmp_path: Path) -> None:
+def test_a_partition_keeps_the_limits_that_its_leader_is_configured_with(tmp_path: Path) -> None:
     async def run() -> None:
         it = World(tmp_path, partitions=1)
         await it.start()
@@ -457,13 +457,13 @@ def test_a_partition_keeps_the_limits_that_its_leader_is_told_to_have_kept(tmp_p
     asyncio.run(run())
 
 
-def test_the_limits_of_a_node_are_those_of_a_new_partition_unless_it_is_told_otherwise() -> None:
-    """So that nothing is proposed for them where nobody wants others."""
+def test_the_limits_of_a_node_apply_to_a_new_partition_by_default() -> None:
+    """So no command is proposed for them unless they differ."""
     assert limits_of(Config()) == limits_of(Meta())
 
 
-def test_a_leader_is_at_rest_when_what_its_attempts_did_is_applied(tmp_path: Path) -> None:
-    """Not when the last of them has ended: a log that is handed over then would refuse its last step."""
+def test_a_leader_is_at_rest_when_the_steps_of_its_attempts_are_applied(tmp_path: Path) -> None:
+    """The end of the last attempt is too early: a log that is handed over then would refuse its last step."""
 
     async def run() -> None:
         async with world(tmp_path, partitions=1) as it:

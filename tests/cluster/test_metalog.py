@@ -16,7 +16,7 @@ from holdfast.log.node import Group
 
 
 class LeaderAt(Rpc):
-    """Whoever is asked says that so much is committed."""
+    """A leader that reports this commit index."""
 
     def __init__(self, index: int) -> None:
         super().__init__(lambda *_: True)
@@ -43,7 +43,7 @@ async def test_a_node_that_stays_behind_never_calls_itself_fresh(monkeypatch: py
 
 
 class Reads:
-    """Reads that end when the test says so, one after the other."""
+    """Reads that end, one after the other, when the test says so."""
 
     def __init__(self) -> None:
         self.under_way: list[asyncio.Future[None]] = []
@@ -58,7 +58,7 @@ class Reads:
         return self.under_way[count - 1]
 
 
-async def test_everybody_who_asks_before_a_read_begins_shares_it_and_nobody_else() -> None:
+async def test_only_callers_before_the_beginning_of_a_read_share_it() -> None:
     reads = Reads()
     known = SharedRead(reads)
     early = [asyncio.ensure_future(known()) for _ in range(100)]
@@ -92,7 +92,7 @@ async def test_a_flood_of_questions_is_a_few_reads() -> None:
     assert 1 <= count <= (loop.time() - began) / metalog.REST_S + 1
 
 
-async def test_one_who_gives_up_does_not_end_the_wait_of_the_others() -> None:
+async def test_a_caller_that_gives_up_does_not_end_the_wait_of_the_others() -> None:
     reads = Reads()
     known = SharedRead(reads)
     one, other = asyncio.ensure_future(known()), asyncio.ensure_future(known())
@@ -104,7 +104,7 @@ async def test_one_who_gives_up_does_not_end_the_wait_of_the_others() -> None:
     await other
 
 
-async def test_a_read_that_nobody_answers_ends_in_time_and_the_next_one_is_tried(
+async def test_an_unanswered_read_ends_in_time_and_the_next_one_is_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(metalog, "SHARED_WAIT_S", 0.02)
@@ -118,7 +118,7 @@ async def test_a_read_that_nobody_answers_ends_in_time_and_the_next_one_is_tried
     await again
 
 
-async def test_nobody_waits_for_a_read_of_a_node_that_stops() -> None:
+async def test_callers_do_not_wait_for_a_read_of_a_stopping_node() -> None:
     reads = Reads()
     known = SharedRead(reads)
     first = asyncio.ensure_future(known())

@@ -1,4 +1,4 @@
-"""Leaderships that move while handlers run: whoever leads next goes on, and no step runs twice."""
+"""Leaderships that move while handlers run: the next leader continues, and no step runs twice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def three_and(service: Service, path: Path, partitions: int) -> AsyncItera
 
 
 class Flows:
-    """Clients that run flows of a few short steps without a pause, and what their steps did outside."""
+    """Clients that constantly run flows of a few short steps, and the effects of the steps."""
 
     def __init__(self) -> None:
         self.ran: Counter[tuple[str, str]] = Counter()
@@ -106,18 +106,18 @@ async def test_a_leadership_that_moves_repeats_no_step(tmp_path: Path) -> None:
                 while moved < 24:
                     turn += 1
                     leader = (await cluster.leader(turn % 3)).node
-                    heirs = [name for name in cluster.seats if name != leader.config.node]
-                    moved += await leader.handover.move(leader.hosted[turn % 3], heirs[turn % 2], patient=True)
+                    others = [name for name in cluster.seats if name != leader.config.node]
+                    moved += await leader.handover.move(leader.hosted[turn % 3], others[turn % 2], patient=True)
 
         await flows.while_clients_run(cluster, move)
 
         assert flows.answered > 24
-        if sum(terms(cluster)) == sum(before) + moved:  # Else a stall of this machine took a leadership, too.
+        if sum(terms(cluster)) == sum(before) + moved:  # Otherwise a pause of this machine ended a leadership too.
             assert flows.repeated == {}
 
 
-async def test_a_partition_whose_step_runs_is_not_moved_for_balance_but_by_wish(tmp_path: Path) -> None:
-    """The wish is somebody's decision. Then the step that does not end runs again where the partition is led now."""
+async def test_a_partition_with_a_running_step_is_moved_on_request_but_not_for_balance(tmp_path: Path) -> None:
+    """A request is an operator's decision. The step that does not end then runs again on the new leader."""
     gate, begun = asyncio.Event(), asyncio.Event()
     starts = 0
     service = Service("long")
@@ -138,13 +138,13 @@ async def test_a_partition_whose_step_runs_is_not_moved_for_balance_but_by_wish(
         handover, partition = seat.node.handover, seat.node.hosted[0]
         calling = asyncio.ensure_future(seat.call("long/run"))
         await begun.wait()
-        heir = next(name for name in cluster.seats if name != seat.name)
+        successor = next(name for name in cluster.seats if name != seat.name)
 
-        assert not await handover.move(partition, heir, patient=True)
+        assert not await handover.move(partition, successor, patient=True)
 
         assert partition.group.is_leader and handover.hurried == 0
         assert starts == 1, "it goes on where it was"
-        assert await handover.move(partition, heir)
+        assert await handover.move(partition, successor)
         assert handover.hurried == 1
         await eventually(lambda: starts == 2)
         gate.set()
@@ -167,7 +167,7 @@ async def test_nodes_that_stop_at_the_same_time_do_not_hand_back_and_forth(tmp_p
 
 
 async def test_the_last_two_nodes_stop_without_handing_back_and_forth(tmp_path: Path) -> None:
-    """There is nobody left who could lead for long."""
+    """No node is left that could lead for long."""
     async with three(tmp_path, COUNTER, partitions=4) as cluster:
         await cluster.led()
         await cluster.seats["n3"].kill()
@@ -187,7 +187,7 @@ async def test_the_last_two_nodes_stop_without_handing_back_and_forth(tmp_path: 
 
 
 async def test_a_change_of_members_repeats_no_step(tmp_path: Path) -> None:
-    """It ends the term of its leader, who goes on in the next one."""
+    """It ends the term of the leader, which continues in the next one."""
     flows, names = Flows(), ("n1", "n2", "n3", "n4")
     server = Server([flows.service])
     await server.start(port=0)
@@ -195,7 +195,7 @@ async def test_a_change_of_members_repeats_no_step(tmp_path: Path) -> None:
         await cluster.seats["n1"].node.registry.register(server.uri)
         await eventually(lambda: all(seat.node.registry.service("flow") for seat in cluster.up()))
         for seat in cluster.up():
-            await seat.node.controller.stop()  # Nobody else changes anything.
+            await seat.node.serving.controller.stop()  # No other controller changes anything.
         planned = True
 
         async def change() -> None:
@@ -214,7 +214,8 @@ async def test_a_change_of_members_repeats_no_step(tmp_path: Path) -> None:
         await flows.while_clients_run(cluster, change)
 
         hurried = sum(seat.node.handover.hurried for seat in cluster.up())
-        if planned and not hurried:  # Else a stall of this machine took a leadership, or the time to wait for it.
+        # Otherwise a pause of this machine ended a leadership, or used up the time to wait for it.
+        if planned and not hurried:
             assert flows.repeated == {}
     await server.stop(grace=1.0)
 

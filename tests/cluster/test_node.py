@@ -1,4 +1,4 @@
-"""A whole node with real handlers (our SDK) and HTTP in front: what a user would see."""
+"""A whole node with real handlers (our SDK) and HTTP, as a user sees it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from holdfast.sdk import Context, ObjectContext, Server, Service, VirtualObject
+from holdfast.sdk.ids import InvocationId
 from holdfast.sdk.journal import Op, unpack_step
 from holdfast.statemachine import queries
 from holdfast.statemachine.effects import Status
@@ -20,7 +21,7 @@ from tests.cluster.harness import World, eventually
 
 
 class App:
-    """Handlers that count what they do to the world outside."""
+    """Handlers that count their effects."""
 
     def __init__(self) -> None:
         self.effects: dict[str, int] = {}
@@ -73,7 +74,7 @@ async def serve(it: World, app: App) -> Server:
     return server
 
 
-def journaled_runs(it: World, ident: bytes) -> list[str]:
+def journaled_runs(it: World, ident: InvocationId) -> list[str]:
     """The effects whose results are in the log."""
     with it.node.router.partition(ident).state.read() as txn:
         assert queries.load(txn, ident) is not None, "an accepted invocation is lost"
@@ -109,7 +110,7 @@ def test_nodes_and_streams_that_die_at_random_moments_lose_and_double_nothing(tm
         await it.start()
         app = App()
         server = await serve(it, app)
-        idents: list[bytes] = []
+        idents: list[InvocationId] = []
         frozen: dict[str, int] = {}
         for round_ in range(4):
             for _ in range(15):
@@ -121,7 +122,7 @@ def test_nodes_and_streams_that_die_at_random_moments_lose_and_double_nothing(tm
                     stream.close()
                 await asyncio.sleep(rng.random() * 0.05)
             if round_ == 3:
-                it.boot = f"boot {seed + 2}"  # The machine lost its power: the state is built again.
+                it.boot = f"boot {seed + 2}"  # The machine lost power: the state is rebuilt.
             await it.restart()
             for ident in idents:
                 for name in journaled_runs(it, ident):
@@ -141,7 +142,7 @@ def test_nodes_and_streams_that_die_at_random_moments_lose_and_double_nothing(tm
     asyncio.run(run())
 
 
-def test_a_node_stops_within_seconds_whatever_its_handlers_do(tmp_path: Path) -> None:
+def test_a_node_stops_within_seconds_even_if_its_handlers_hang(tmp_path: Path) -> None:
     async def run() -> None:
         it = World(tmp_path)
         await it.start()
@@ -166,7 +167,7 @@ def test_a_node_stops_within_seconds_whatever_its_handlers_do(tmp_path: Path) ->
     asyncio.run(run())
 
 
-def test_a_handler_that_comes_back_goes_on_at_the_step_that_did_not_finish(tmp_path: Path) -> None:
+def test_a_restarted_handler_resumes_at_the_step_that_did_not_finish(tmp_path: Path) -> None:
     calls: list[str] = []
     gate = asyncio.Event()
 

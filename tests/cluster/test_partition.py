@@ -1,4 +1,4 @@
-"""The door of a partition, and its state over restarts of the node and of the machine."""
+"""The door of a partition, and its state across restarts of the node and of the machine."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from holdfast.cluster.partition.door import Bounds
 from holdfast.cluster.partition.machine import PartitionMachine
 from holdfast.log.errors import NoRoom, Overloaded, ProposalError, TooLarge
 from holdfast.log.replica import Committed
+from holdfast.sdk.ids import InvocationId
 from holdfast.sdk.journal import Op
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import Purge, Redispatch
@@ -27,7 +28,9 @@ def test_commands_of_one_turn_become_one_batch(tmp_path: Path) -> None:
             partition = it.node.partitions[0]
             batches, before = partition.batches, partition.group.status().last
 
-            results = await asyncio.gather(*(partition.propose(Purge(os.urandom(16))) for _ in range(500)))
+            results = await asyncio.gather(
+                *(partition.propose(Purge(InvocationId(os.urandom(16)))) for _ in range(500))
+            )
 
             assert {result.code for result in results} == {404}
             assert partition.batches == batches + 1
@@ -44,7 +47,7 @@ def test_each_gets_the_answer_to_its_own_command(tmp_path: Path) -> None:
             await it.completed(known)
             partition = it.node.router.partition(known)
 
-            unknown = partition.propose(Purge(b"0" * 16))
+            unknown = partition.propose(Purge(InvocationId(b"0" * 16)))
             found = partition.propose(Purge(known))
             again = partition.propose(Purge(known))
 
@@ -53,17 +56,17 @@ def test_each_gets_the_answer_to_its_own_command(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_partition_tells_when_all_that_entered_is_answered(tmp_path: Path) -> None:
+def test_a_partition_reports_when_all_proposals_are_answered(tmp_path: Path) -> None:
     async def run() -> None:
         async with world(tmp_path) as it:
             partition = it.node.partitions[0]
             assert partition.landed(partition.entered)
 
-            first = partition.propose(Purge(os.urandom(16)))
+            first = partition.propose(Purge(InvocationId(os.urandom(16))))
             mark = partition.entered
             assert not partition.landed(mark), "it is queued"
             await asyncio.sleep(0)
-            second = partition.propose(Purge(os.urandom(16)))
+            second = partition.propose(Purge(InvocationId(os.urandom(16))))
             assert not partition.landed(mark), "it is proposed"
 
             await first
@@ -75,21 +78,21 @@ def test_a_partition_tells_when_all_that_entered_is_answered(tmp_path: Path) -> 
     asyncio.run(run())
 
 
-def test_a_flood_is_refused_and_what_was_accepted_is_answered(tmp_path: Path) -> None:
+def test_a_flood_is_refused_and_accepted_commands_are_answered(tmp_path: Path) -> None:
     async def run() -> None:
         async with world(tmp_path) as it:
             partition = it.node.partitions[0]
             partition.bounds = Bounds(commands=100)
 
             answers = await asyncio.gather(
-                *(partition.propose(Purge(os.urandom(16))) for _ in range(1000)), return_exceptions=True
+                *(partition.propose(Purge(InvocationId(os.urandom(16)))) for _ in range(1000)), return_exceptions=True
             )
 
             accepted = [answer for answer in answers if isinstance(answer, Result)]
             refused = [answer for answer in answers if isinstance(answer, Overloaded)]
             assert 90 <= len(accepted) <= 100 and len(accepted) + len(refused) == 1000
             assert partition.under_way == 0
-            assert (await partition.propose(Purge(b"0" * 16))).code == 404
+            assert (await partition.propose(Purge(InvocationId(b"0" * 16)))).code == 404
 
     asyncio.run(run())
 
@@ -98,7 +101,7 @@ def test_bytes_are_bounded_too(tmp_path: Path) -> None:
     async def run() -> None:
         async with world(tmp_path) as it:
             await it.register({"greeter/echo": echo})
-            it.node.invoker.stopping = True  # Nothing is to be started here.
+            it.node.invoker.stopping = True  # No attempt should start here.
             for partition in it.node.partitions:
                 partition.bounds = partition.bounds._replace(bytes=1_000_000)
             payload = b"x" * 200_000
@@ -117,13 +120,13 @@ def test_bytes_are_bounded_too(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_command_that_is_too_large_or_cannot_be_written_harms_nobody_else(tmp_path: Path) -> None:
+def test_a_command_that_is_too_large_or_cannot_be_written_harms_no_other(tmp_path: Path) -> None:
     async def run() -> None:
         async with world(tmp_path) as it:
             await it.register({"greeter/echo": echo})
             partition = it.node.partitions[0]
 
-            fine = partition.propose(Purge(b"0" * 16))
+            fine = partition.propose(Purge(InvocationId(b"0" * 16)))
             large = partition.propose(it.invoke("greeter/echo", b"x" * 6_000_000))
             with pytest.raises(UnicodeEncodeError):
                 partition.propose(it.invoke("greeter/echo")._replace(headers={"x": "\udcff"}))
@@ -135,12 +138,12 @@ def test_a_command_that_is_too_large_or_cannot_be_written_harms_nobody_else(tmp_
     asyncio.run(run())
 
 
-def test_whoever_waits_when_the_node_stops_is_told_that_the_outcome_is_open(tmp_path: Path) -> None:
+def test_callers_get_an_unknown_outcome_when_the_node_stops(tmp_path: Path) -> None:
     async def run() -> None:
         it = World(tmp_path)
         node = await it.start()
         partition = node.partitions[0]
-        waiting = [partition.propose(Purge(os.urandom(16))) for _ in range(10)]
+        waiting = [partition.propose(Purge(InvocationId(os.urandom(16)))) for _ in range(10)]
         await asyncio.sleep(0)
 
         await it.stop()
@@ -167,7 +170,7 @@ def test_a_full_state_takes_no_new_invocations_and_heals_when_there_is_room(tmp_
                 await it.completed(ident)
             await asyncio.gather(*(partition.propose(Purge(ident)) for ident in idents))
             for _ in range(200):
-                await partition.propose(Purge(b"0" * 16))
+                await partition.propose(Purge(InvocationId(b"0" * 16)))
 
             assert await it.call("greeter/echo", b"again") == [0, b"again"]
 
@@ -183,8 +186,8 @@ async def sleeper(handled: Handled) -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "stop", "power", "garbled", "gone"])
-def test_everything_accepted_goes_on_after_the_node_comes_back(tmp_path: Path, how: str) -> None:
-    """Killed process: the state is kept. Machine without power: the state is built from the log, whatever is left of it."""
+def test_accepted_work_continues_after_the_node_restarts(tmp_path: Path, how: str) -> None:
+    """Killed process: the state is kept. Power loss: the state is rebuilt from the log, whatever is left of it."""
 
     async def run() -> None:
         it = World(tmp_path, partitions=2)
@@ -232,7 +235,7 @@ def _digests(it: World) -> list[bytes]:
 
 
 def test_a_rebuilt_state_is_the_same_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The digest is taken at the very entry where the first life ended, before the new leader announces itself."""
+    """The digest is taken at the entry where the first life ended, before the new leader announces itself."""
     ends: dict[int, int] = {}
     rebuilt: dict[int, bytes] = {}
     apply = PartitionMachine.apply
@@ -253,7 +256,9 @@ def test_a_rebuilt_state_is_the_same_state(tmp_path: Path, monkeypatch: pytest.M
         it.node.invoker.stopping = True
         for _ in range(5):
             await it.send("greeter/sleep")
-        await asyncio.gather(*(partition.propose(Redispatch(b"0" * 16, 1)) for partition in it.node.partitions))
+        await asyncio.gather(
+            *(partition.propose(Redispatch(InvocationId(b"0" * 16), 1)) for partition in it.node.partitions)
+        )
         before = dict(enumerate(_digests(it)))
         ends.update({partition.number: partition.machine.applied[0] for partition in it.node.partitions})
         await it.kill()

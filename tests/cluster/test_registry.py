@@ -1,4 +1,4 @@
-"""Deployments become known: discovery over real HTTP, manifests of every wrong kind, revisions and removals."""
+"""Registration of deployments: discovery over real HTTP, invalid manifests of every kind, revisions and removals."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from holdfast.cluster.errors import (
     UnknownHandler,
     UnknownService,
 )
-from holdfast.cluster.registry import registry as registry_module
+from holdfast.cluster.handlers.protocols.native import protocol as protocol_module
+from holdfast.cluster.handlers.protocols.native.manifest import read_manifest
 from holdfast.cluster.registry.machine import RETENTION_MS, Options
-from holdfast.cluster.registry.manifest import read_manifest
 from holdfast.cluster.registry.registry import normalize_uri
 from holdfast.statemachine.commands import Mode, Retry
 from tests.cluster.rig import EVERY_KIND, endpoint, handler, manifest, registry, service
@@ -44,7 +44,6 @@ def test_a_registered_deployment_answers_lookups() -> None:
             assert known.target(registered.deployment.id, "counter", "read") is not None
             assert known.deployment(registered.deployment.id) == registered.deployment
             assert registered.deployment.metadata == {"commit": "abc"}
-            await known.close()
 
     asyncio.run(scenario())
 
@@ -59,7 +58,6 @@ def test_registering_the_same_again_finds_the_first() -> None:
 
             assert not second.created
             assert second.deployment.id == first.deployment.id
-            await known.close()
 
     asyncio.run(scenario())
 
@@ -79,7 +77,6 @@ def test_a_changed_manifest_at_the_same_uri_needs_force() -> None:
             assert caught.value.hint is not None and "new uri" in caught.value.hint
             assert forced.deployment.id == first.deployment.id
             assert known.resolve("more", "run").deployment == first.deployment.id
-            await known.close()
 
     asyncio.run(scenario())
 
@@ -98,7 +95,6 @@ def test_a_deployment_that_would_break_callers_is_refused_with_the_difference() 
                 "counter/add: was exclusive, is shared",
                 "counter/read: was removed",
             }
-            await known.close()
 
     asyncio.run(scenario())
 
@@ -117,7 +113,6 @@ def test_an_invocation_finds_the_handler_of_its_own_deployment() -> None:
             assert after is not None and after.options.retry == Retry(initial_ms=7)
             assert known.resolve("a", "run") == after
             assert known.target("dp_gone", "a", "run") is None
-            await known.close()
 
     asyncio.run(scenario())
 
@@ -131,29 +126,27 @@ def test_a_deployment_goes_when_it_is_drained_and_superseded_or_by_force() -> No
             async def in_flight(deployment: str) -> int:
                 return running["count"]
 
-            known.in_flight = in_flight
             old = (await known.register(uri)).deployment.id
             with pytest.raises(Conflict, match="1 invocation runs on"):
-                await known.remove(old)
+                await known.remove(old, in_flight=in_flight)
             running["count"] = 0
             with pytest.raises(Conflict, match="where new invocations of a go"):
-                await known.remove(old)
+                await known.remove(old, in_flight=in_flight)
             new = (await known.register(other)).deployment.id
 
-            await known.remove(old)
+            await known.remove(old, in_flight=in_flight)
             running["count"] = 5
-            await known.remove(new, force=True)
+            await known.remove(new, force=True, in_flight=in_flight)
 
             with pytest.raises(NotFound):
                 await known.remove(new)
             with pytest.raises(UnknownService):
                 known.resolve("a", "run")
-            await known.close()
 
     asyncio.run(scenario())
 
 
-def test_what_is_unknown_is_named_with_what_is_known() -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     async def scenario() -> None:
         async with endpoint() as (_, uri):
             known = registry()
@@ -165,7 +158,6 @@ def test_what_is_unknown_is_named_with_what_is_known() -> None:
                 known.resolve("echo", "shout")
 
             assert caught.value.hint == "its handlers are: raw, say, send"
-            await known.close()
 
     asyncio.run(scenario())
 
@@ -187,41 +179,45 @@ def test_an_endpoint_that_is_none_gives_a_clear_error(status: int, body: object,
             static.status = status
             known = registry()
 
-            with pytest.raises((EndpointFailed, BadManifest)) as caught:
+            with pytest.raises(EndpointFailed) as caught:
                 await known.register(uri)
 
-            assert sentence in str(caught.value)
+            assert sentence in caught.value.detail
+            assert str(caught.value) == f"no Holdfast endpoint answers at {uri}"
             assert known.state.deployments == {}
-            await known.close()
 
     asyncio.run(scenario())
 
 
 def test_an_endpoint_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        monkeypatch.setattr(registry_module, "DISCOVER_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(protocol_module, "DISCOVER_TIMEOUT_S", 0.2)
         async with endpoint() as (static, uri):
             static.delay_s = 3600
             known = registry()
 
-            with pytest.raises(EndpointFailed, match="no answer within"):
+            with pytest.raises(EndpointFailed) as caught:
                 await known.register(uri)
-            await known.close()
+
+            assert "no answer within" in caught.value.detail
+            assert str(caught.value) == f"no Holdfast endpoint answers at {uri}"
 
     asyncio.run(scenario())
 
 
-def test_a_port_where_nobody_listens_is_a_clear_error() -> None:
+def test_a_closed_port_is_a_clear_error() -> None:
     async def scenario() -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             known = registry()
 
-            with pytest.raises(EndpointFailed, match="failed") as caught:
-                await known.register(f"http://127.0.0.1:{taken.getsockname()[1]}")
+            uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
+            with pytest.raises(EndpointFailed) as caught:
+                await known.register(uri)
 
+            assert "refused" in caught.value.detail or "Connect call failed" in caught.value.detail
+            assert str(caught.value) == f"no Holdfast endpoint answers at {uri}"
             assert caught.value.hint is not None and "running" in caught.value.hint
-            await known.close()
 
     asyncio.run(scenario())
 
@@ -299,7 +295,6 @@ def test_options_of_a_handler_win_over_those_of_its_service() -> None:
             assert known.resolve("a", "run").options == Options(retention_ms=5, inactivity_ms=3, private=True)
             assert known.resolve("a", "other").options.retention_ms == 9
             assert RETENTION_MS == 24 * 3600 * 1000
-            await known.close()
 
     asyncio.run(scenario())
 
@@ -331,7 +326,7 @@ def test_one_place_has_one_spelling(given_uri: str, normal: str) -> None:
         "x" * 9999,
     ],
 )
-def test_what_is_no_uri_is_refused(uri: str) -> None:
+def test_an_invalid_uri_is_refused(uri: str) -> None:
     with pytest.raises(BadRequest):
         normalize_uri(uri)
 

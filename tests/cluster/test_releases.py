@@ -1,4 +1,4 @@
-"""The level of a cluster rises by itself, when and only when every node supports it."""
+"""The level of a cluster rises by itself, exactly when every node supports it."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ HANDLERS = {"agent/echo": echo}
 
 
 class OlderSeat(Seat):
-    """A node that does not know the question after its release, as those before levels."""
+    """A node that does not support the query for its release, like those before levels."""
 
     async def start(self) -> Node:
-        node_start = Node.start
+        node_open = Node.open
 
-        async def start(node: Node) -> None:
+        async def open_(node: Node) -> None:
             async def unknown(peer: str, argument: Any) -> Any:
-                raise Refused("unknown", "this node does not know 'release'; is it an older release?")
+                raise Refused("unknown", "this node does not know 'release'; it may run an older release")
 
+            await node_open(node)
             node.rpc.serve("release", unknown)
-            node.releases.ours = releases.BEFORE_LEVELS  # It may found the cluster, or lead the meta group.
-            await node_start(node)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Node, "start", start)
+            patch.setattr(releases, "OURS", releases.BEFORE_LEVELS)  # It may found the cluster, or lead the meta group.
+            patch.setattr(Node, "open", open_)
             return await super().start()
 
 

@@ -1,4 +1,4 @@
-"""A node that was removed says so: at its doors at once, after a restart, and to whoever started it."""
+"""A removed node reports it: over HTTP at once, after a restart, and to the process that started it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,8 @@ from click.testing import CliRunner
 
 from holdfast.cli.main import main
 from holdfast.cli.run import REMOVED_EXIT_CODE
-from holdfast.cluster.members.founding import (
-    Founding,
-    NodeRemoved,
-    write_founding,
-    write_removed,
-)
+from holdfast.cluster.members.founding import Founding, NodeRemoved, write_founding
+from holdfast.cluster.members.removal import write_removed
 from tests.cluster.harness import PATIENCE_S, Handled, eventually
 from tests.cluster.test_growing import Growing, growing
 
@@ -31,7 +27,7 @@ async def never(handled: Handled) -> None:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.cluster.node.REMOVED_S", 1.0)
+    monkeypatch.setattr("holdfast.cluster.members.removal.REMOVED_S", 1.0)
     monkeypatch.setattr("holdfast.cluster.members.controller.IDLE_S", 0.2)
 
 
@@ -45,8 +41,8 @@ async def remove(cluster: Growing, name: str, at: str) -> None:
 
 
 @pytest.mark.parametrize(("leaving", "at"), [("n1", "n2"), ("n3", "n1")], ids=["dials", "is-dialed"])
-async def test_a_removed_node_says_so_at_its_doors_and_after_a_restart(tmp_path: Path, leaving: str, at: str) -> None:
-    """Whichever of two nodes dials: the others drop their links, and nothing that needs them would be answered."""
+async def test_a_removed_node_reports_it_over_http_and_after_a_restart(tmp_path: Path, leaving: str, at: str) -> None:
+    """In either direction of dialing: the others drop their links, and requests that need them would get no answer."""
     async with growing(tmp_path, ("n1", "n2", "n3"), partitions=2, replication=1) as cluster:
         cluster.endpoint.add("waiter/wait", never)
         await cluster.seats[at].node.registry.register(cluster.endpoint.uri, force=True)
@@ -55,7 +51,7 @@ async def test_a_removed_node_says_so_at_its_doors_and_after_a_restart(tmp_path:
         await eventually(lambda: "waiter" in node.registry.state.offers, "the service")
         ingress, admin = node.ingress_url, node.admin_url
         waiting = asyncio.ensure_future(ask("POST", f"{ingress}/waiter/wait"))
-        await eventually(lambda: node.watches is not None and node.replies.waiting(), "a client that waits")
+        await eventually(lambda: node.is_serving and node.replies.waiting(), "a client that waits")
 
         await remove(cluster, leaving, at)
         async with asyncio.timeout(PATIENCE_S):
@@ -81,7 +77,7 @@ async def test_a_removed_node_says_so_at_its_doors_and_after_a_restart(tmp_path:
 
 
 @pytest.mark.parametrize(("leaving", "at"), [("n1", "n2"), ("n3", "n1")], ids=["dials", "is-dialed"])
-async def test_a_node_that_was_removed_while_it_was_down_is_told_when_it_starts(
+async def test_a_node_that_was_removed_while_it_was_down_learns_it_when_it_starts(
     tmp_path: Path, leaving: str, at: str
 ) -> None:
     async with growing(tmp_path, ("n1", "n2", "n3"), partitions=1) as cluster:
@@ -89,12 +85,12 @@ async def test_a_node_that_was_removed_while_it_was_down_is_told_when_it_starts(
         await seat.kill()
         await remove(cluster, leaving, at)
         await eventually(
-            lambda: all(leaving not in each.node._meta_group().status().members for each in cluster.up()), "its end"
+            lambda: all(leaving not in each.node.meta_group().status().members for each in cluster.up()), "its end"
         )
 
         start = asyncio.ensure_future(seat.start())
-        await eventually(lambda: seat.node.removed, "somebody tells it")
-        status, _, body = await ask("GET", f"http://127.0.0.1:{seat.node._doorman.ports[0]}/health")
+        await eventually(lambda: seat.node.removal.why, "somebody tells it")
+        status, _, body = await ask("GET", f"http://127.0.0.1:{seat.node.not_serving.ports[0]}/health")
 
         assert status == 503 and WHY in body["message"]
         with pytest.raises(NodeRemoved):

@@ -5,31 +5,39 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from holdfast.cluster.clock import Clock
+from holdfast.cluster.routing.channel import PROGRESS_MAX, Progress
 from holdfast.cluster.routing.replies import Replies
+from holdfast.sdk.ids import InvocationId
 from holdfast.sdk.journal import Op
 from holdfast.statemachine.commands import Invoke, Mode
 from tests.cluster.harness import FakeEndpoint, Handled, World, echo
 from tests.cluster.test_leader import cluster
 
+A, B = InvocationId(b"a"), InvocationId(b"b")
+RUNNING = Progress("running", 1, None)
+BACKING_OFF = Progress("backing-off", 1, "ValueError: no")
 
-def test_all_who_wait_are_told_and_nothing_is_kept() -> None:
+
+def test_all_waiting_clients_are_answered_and_nothing_is_kept() -> None:
     async def run() -> None:
         replies = Replies()
-        with replies.wait(b"a") as first, replies.wait(b"a") as second, replies.wait(b"b") as other:
-            replies.settle(b"a", [0, b"x"])
+        with replies.wait(A) as first, replies.wait(A) as second, replies.wait(B) as other:
+            replies.settle(A, [0, b"x"])
 
             assert await first == await second == [0, b"x"]
-            assert not other.done()
+            assert not other.done
         assert len(replies) == 0
 
     asyncio.run(run())
 
 
-def test_who_leaves_is_forgotten() -> None:
+def test_a_client_that_leaves_is_forgotten() -> None:
     async def run() -> None:
         replies = Replies()
-        with replies.wait(b"a"), replies.wait(b"a"):
+        with replies.wait(A), replies.wait(A):
             pass
 
         assert len(replies) == 0
@@ -37,27 +45,93 @@ def test_who_leaves_is_forgotten() -> None:
     asyncio.run(run())
 
 
-def test_who_leaves_does_not_make_others_wait_unwatched() -> None:
+def test_a_client_that_leaves_does_not_end_the_watch_of_others() -> None:
     async def run() -> None:
         replies = Replies()
-        with replies.wait(b"a"):
-            with replies.wait(b"a"):
+        with replies.wait(A):
+            with replies.wait(A):
                 pass
 
-            assert list(replies.unwatched) == [b"a"]
+            assert list(replies.unwatched) == [A]
         assert not replies.unwatched
 
     asyncio.run(run())
 
 
-def test_any_replica_tells_who_waits_for_an_outcome(tmp_path: Path) -> None:
-    """A client at a follower hears of a completion that another node led through."""
+def test_a_follower_gets_every_change_once_and_then_the_outcome() -> None:
+    async def run() -> None:
+        replies = Replies()
+        with replies.wait(A, follow=True) as channel, replies.wait(A) as caller:
+            for progress in (RUNNING, RUNNING, BACKING_OFF):
+                replies.tell(A, progress)
+            replies.settle(A, [0, b"x"])
+
+            assert [progress async for progress in channel.progress()] == [RUNNING, BACKING_OFF]
+            assert await channel == await caller == [0, b"x"]
+
+    asyncio.run(run())
+
+
+def test_a_follower_that_waits_is_woken_by_progress_and_by_the_outcome() -> None:
+    async def run() -> None:
+        replies = Replies()
+        with replies.wait(A, follow=True) as channel:
+            heard = channel.progress()
+            first = asyncio.ensure_future(anext(heard))
+            await asyncio.sleep(0)
+            replies.tell(A, RUNNING)
+            assert await first == RUNNING
+
+            end = asyncio.ensure_future(anext(heard, None))
+            await asyncio.sleep(0)
+            assert not end.done()
+            replies.settle(A, [0, b"x"])
+            assert await end is None
+
+    asyncio.run(run())
+
+
+def test_a_follower_that_reads_slowly_misses_only_old_progress() -> None:
+    async def run() -> None:
+        replies = Replies()
+        with replies.wait(A, follow=True) as channel:
+            for attempt in range(10 * PROGRESS_MAX):
+                replies.tell(A, Progress("running", attempt, None))
+            replies.settle(A, [0, b""])
+
+            heard = [progress.attempt async for progress in channel.progress()]
+
+        assert heard == list(range(9 * PROGRESS_MAX, 10 * PROGRESS_MAX))
+
+    asyncio.run(run())
+
+
+def test_a_refusal_ends_the_wait_of_callers_but_not_of_followers() -> None:
+    async def run() -> None:
+        replies = Replies()
+        with replies.wait(A) as caller, replies.wait(A, follow=True) as follower:
+            replies.refuse(A, ValueError("it is paused"))
+
+            with pytest.raises(ValueError, match="paused"):
+                await caller
+            assert replies.followed() == replies.waiting() == [A]
+            replies.settle(A, [0, b"x"])
+            assert await follower == [0, b"x"]
+        assert replies.followed() == replies.waiting() == []
+
+    asyncio.run(run())
+
+
+def test_any_replica_answers_a_client_that_waits_for_an_outcome(tmp_path: Path) -> None:
+    """A client at a follower gets the outcome of a completion under another leader."""
 
     async def run() -> None:
         async with cluster(tmp_path) as it:
             endpoint = FakeEndpoint({"greeter/go": echo})
             await it.register(endpoint)
-            command = Invoke(bytes(16), "greeter", "go", None, Mode.PLAIN, b"hi", {}, 0, None, -1, 3_600_000)
+            command = Invoke(
+                InvocationId(bytes(16)), "greeter", "go", None, Mode.PLAIN, b"hi", {}, 0, None, -1, 3_600_000
+            )
             node = await it.leader(0)
             follower = next(each for each in it.nodes.values() if each is not node)
 
@@ -70,8 +144,8 @@ def test_any_replica_tells_who_waits_for_an_outcome(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_leader_whose_clock_is_behind_goes_on_from_the_time_of_the_state(tmp_path: Path) -> None:
-    """Else a sleep would last longer by as much as the clocks differ."""
+def test_a_leader_whose_clock_is_behind_continues_from_the_time_of_the_state(tmp_path: Path) -> None:
+    """Otherwise a sleep would last longer by the difference of the clocks."""
 
     async def sleeper(handled: Handled) -> None:
         if handled.length == 1:

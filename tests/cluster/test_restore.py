@@ -1,4 +1,6 @@
-"""A cluster made from a backup goes on where the old one was: nothing is lost, nothing is doubled, nobody else joins in."""
+"""A cluster restored from a backup continues where the old one was: nothing is lost or duplicated, and no other node
+joins.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,10 @@ from holdfast.cluster.backup.restoring import identify, restore
 from holdfast.cluster.clock import Clock, wall_ms
 from holdfast.cluster.config import BadConfig, Endpoint
 from holdfast.cluster.members.founding import open_founding, read_founding
+from holdfast.cluster.members.operations import read_node
 from holdfast.log.errors import WrongDirectory
 from holdfast.sdk import Server
+from holdfast.sdk.ids import InvocationId
 from holdfast.snapshots.backups import Manifest, find_backup, verify_backup
 from holdfast.snapshots.directory import DirectoryStore
 from holdfast.snapshots.errors import Corrupted
@@ -37,12 +41,12 @@ OLD = ("n1", "n2", "n3")
 
 
 class Past(NamedTuple):
-    """A cluster that is no more, and what was saved of it."""
+    """A cluster that no longer exists, and its backups."""
 
     place: DirectoryStore
     backups: list[str]
-    unheld: str  # made without holding messages, and without looking whether the copies fit
-    done: dict[str, list[bytes]]  # by backup, orders that were completed when it began
+    unheld: str  # made without holding messages, and without checking that the copies are consistent
+    done: dict[str, list[InvocationId]]  # by backup, orders that were completed when it began
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -71,7 +75,7 @@ async def past(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Past
 
 
 async def without_a_point(old: Books, place: DirectoryStore, patch: pytest.MonkeyPatch) -> str:
-    """A backup whose copies do not fit, by switching off whatever prevents it."""
+    """An inconsistent backup, made by switching off everything that prevents it."""
     backups = old.nodes[0].backups
     misfits = []
 
@@ -89,7 +93,7 @@ async def without_a_point(old: Books, place: DirectoryStore, patch: pytest.Monke
 
 
 def made_from(past: Past, id_: str, path: Path, count: int, **settings: Any) -> Books:
-    """New nodes, restored and not started."""
+    """New nodes, restored but not started."""
     new = Books(path, tuple(f"m{number}" for number in range(1, count + 1)), **settings)
     manifest = find_backup(past.place, id_)
     for name in new.seats:
@@ -123,8 +127,8 @@ async def test_everything_pending_runs_to_its_end_once(past: Past, tmp_path: Pat
 
 
 async def test_a_backup_without_a_point_in_time_is_found_faulty(past: Past, tmp_path: Path) -> None:
-    """What the tests above would see if messages were not held and the copies not compared."""
-    with pytest.raises(Corrupted, match="its partitions do not fit together"):
+    """What the tests above would find if messages were not held and the copies not compared."""
+    with pytest.raises(Corrupted, match="its partitions are inconsistent"):
         manifest = find_backup(past.place, past.unheld)
         verify_backup(past.place, manifest, tmp_path / "scratch", first_group=2, schema_max=SCHEMA)
 
@@ -143,7 +147,7 @@ async def test_a_backup_without_a_point_in_time_is_found_faulty(past: Past, tmp_
 async def test_only_founders_of_the_same_backup_and_settings_form_a_cluster(
     past: Past, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One of three is restored from another backup. The two others are a majority, and wait."""
+    """One of three is restored from another backup. The two others are a majority, but wait."""
     new = Books(tmp_path, ("m1", "m2", "m3"))
     for name, id_ in zip(new.seats, (past.backups[0], past.backups[0], past.backups[1]), strict=True):
         restore(new.config(name), past.place, find_backup(past.place, id_))
@@ -171,7 +175,7 @@ async def test_only_founders_of_the_same_backup_and_settings_form_a_cluster(
 
 
 def waits_for(seat: Seat) -> str:
-    return seat.node.forming.waits_for if hasattr(seat, "node") and hasattr(seat.node, "forming") else ""
+    return seat.node.joining.forming.waits_for if hasattr(seat, "node") and hasattr(seat.node, "joining") else ""
 
 
 async def give_up(*tasks: asyncio.Task[Any]) -> None:
@@ -180,9 +184,7 @@ async def give_up(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_what_was_made_differs_from_the_old_cluster_and_from_whatever_was_made_otherwise(
-    past: Past, tmp_path: Path
-) -> None:
+async def test_a_restored_cluster_differs_from_the_old_one_and_from_other_restores(past: Past, tmp_path: Path) -> None:
     new = Books(tmp_path, ("m1", "m2", "m3", "m4"))
     config = new.config("m1")
     first, second = (find_backup(past.place, id_) for id_ in past.backups[:2])
@@ -211,7 +213,7 @@ async def test_a_node_joins_a_restored_cluster_and_gets_its_states(
     restored = new.nodes[0].founding.restored
     joining = Seat(tmp_path, "m9", {**new.places, "m9": place}, 4, founders=tuple(new.places), restored=restored)
     try:
-        await new.nodes[0].operations.add("m9", str(place), "")
+        await new.nodes[0].serving.operations.add(read_node("m9", str(place), ""))
         async with asyncio.timeout(PATIENCE_S):
             await joining.start()
         new.seats["m9"] = joining
@@ -226,7 +228,7 @@ async def test_a_node_joins_a_restored_cluster_and_gets_its_states(
 
 
 async def test_a_power_loss_soon_after_the_first_start_costs_nothing(past: Past, tmp_path: Path) -> None:
-    """First its state is what was fetched; then it has a snapshot of its own, and what was fetched is removed."""
+    """At first its state is the fetched one; then it has a snapshot of its own, and the fetched one is removed."""
     new = made_from(past, past.backups[1], tmp_path, 1)
     seat = new.seats["m1"]
     with pytest.MonkeyPatch.context() as patch:
@@ -261,10 +263,10 @@ def fetched(data: Path) -> list[Path]:
 
 
 async def test_time_does_not_go_back(past: Past, tmp_path: Path) -> None:
-    """A clock that is two hours behind the old cluster's: deadlines that were passed stay passed."""
+    """A clock that is two hours behind the old cluster's: deadlines that have passed remain passed."""
     new = made_from(past, past.backups[0], tmp_path, 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.cluster.node.Clock", lambda: Clock(wall=lambda: wall_ms() - 7_200_000))
+        patch.setattr("holdfast.cluster.environment.Clock", lambda: Clock(wall=lambda: wall_ms() - 7_200_000))
         await new.start()
     try:
         for partition in new.nodes[0].partitions:
@@ -290,7 +292,7 @@ async def test_a_state_that_is_not_there_at_the_first_start_is_not_replaced_by_n
         raw[-9] ^= 1
         file.write_bytes(raw)
 
-    with pytest.raises(WrongDirectory, match="the state of partition 2 is not there that was restored"):
+    with pytest.raises(WrongDirectory, match="the restored state of partition 2 is missing or damaged"):
         await new.seats["m1"].start()
 
     assert not (new.seats["m1"].path / "log").exists(), "it has met nobody"
@@ -317,7 +319,7 @@ async def test_a_restore_that_is_interrupted_anywhere_can_be_run_again(past: Pas
             with pytest.raises(WrongDirectory, match="holdfast restore again"):
                 open_founding(config)
         if interruptions % 2:
-            shutil.rmtree(config.data, ignore_errors=True)  # From the beginning, and from where it ended.
+            shutil.rmtree(config.data, ignore_errors=True)  # From the beginning, and from where it stopped.
     assert interruptions > 15
 
     again = restore(config, past.place, manifest)
@@ -350,7 +352,9 @@ async def test_a_directory_that_holds_anything_is_left_alone(past: Past, tmp_pat
     config.data.mkdir()
     (config.data / "thesis.txt").write_text("finished")
 
-    with pytest.raises(WrongDirectory, match=r"not empty \(it holds thesis.txt\), and a restore overwrites nothing"):
+    with pytest.raises(
+        WrongDirectory, match=r"not empty \(it holds thesis.txt\), and a restore does not overwrite anything"
+    ):
         restore(config, past.place, manifest)
 
     assert [path.name for path in config.data.iterdir()] == ["thesis.txt"]
@@ -367,7 +371,7 @@ async def test_a_node_that_is_no_founder_is_not_restored_but_added(past: Past, t
     new = Books(tmp_path, ("m1", "m2"))
     config, manifest = replace(new.config("m1"), founders=("m2",)), find_backup(past.place, past.backups[0])
 
-    with pytest.raises(BadConfig, match=r"m1 is not among them.*restored = "):
+    with pytest.raises(BadConfig, match=r"m1 is not listed.*restored = "):
         restore(config, past.place, manifest)
     with pytest.raises(BadConfig, match="use the same backup, founders and replication on every node"):
         restore(replace(new.config("m1"), restored="backup-1.0123456789abcdef"), past.place, manifest)
@@ -381,7 +385,7 @@ async def test_a_directory_of_another_life_is_refused(past: Past, tmp_path: Path
     made = restore(config, past.place, find_backup(past.place, past.backups[0]))
 
     assert open_founding(replace(config, restored=made.founding.restored)) == made.founding
-    with pytest.raises(WrongDirectory, match="belongs to another life of the cluster"):
+    with pytest.raises(WrongDirectory, match="Use the directory that belongs to this cluster"):
         open_founding(replace(config, restored="backup-20260101-000000-abcdef.0123456789abcdef"))
 
 

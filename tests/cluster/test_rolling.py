@@ -1,4 +1,4 @@
-"""Nodes that stop, drain or hand over under load: clients see answers, each counted once."""
+"""Nodes that stop, drain or hand over under load: clients see only answers, and each counts once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def urls(cluster: Three) -> list[str]:
 
 
 async def test_a_rolling_restart_under_load_shows_no_error_to_any_client(tmp_path: Path) -> None:
-    """Neither to clients that connect for each request, nor to those that use their connections again."""
+    """Neither with a new connection per request, nor with reused connections."""
     async with three(tmp_path, COUNTER, partitions=4) as cluster:
         await cluster.led()
         places = {seat.name: seat.node.ingress_url for seat in cluster.up()}
 
         def known() -> list[str]:
-            """Clients know all nodes, also the one that is down: it refuses, and they go on."""
+            """Clients know all nodes, including the one that is down: it refuses, and they try another."""
             return [seat.node.ingress_url if seat.up else places[seat.name] for seat in cluster.seats.values()]
 
         async with Load(known) as fresh, Load(known, keep_alive=True, name="pooled") as pooled:
@@ -62,7 +62,7 @@ async def test_a_stopping_node_hands_over_and_finishes_what_is_in_progress(tmp_p
 
         await seat.node.handover.leave(PATIENCE_S)
 
-        assert not seat.node._leads() and not seat.node._meta_group().is_leader
+        assert not seat.node.handover.led_here() and not seat.node.meta_group().is_leader
         await eventually(lambda: cluster.leading(0) not in (None, seat))
 
 
@@ -98,7 +98,7 @@ async def test_a_drained_node_leads_nothing_until_it_is_taken_back(tmp_path: Pat
             await load.more()
             refused = await ask(other, f"/cluster/partitions/0/transfer?to={drained.name}")
             assert refused[0] == 409 and "cannot lead now" in refused[1]["message"]
-            assert drained.node.handover.led_here() == [] and not drained.node._meta_group().is_leader
+            assert drained.node.handover.led_here() == [] and not drained.node.meta_group().is_leader
 
             assert (await ask(other, f"/cluster/nodes/{drained.name}/undrain"))[1]["state"] == "active"
             leader = (await cluster.leader(0)).node
@@ -116,7 +116,7 @@ async def test_a_drained_node_leads_nothing_until_it_is_taken_back(tmp_path: Pat
 
 
 async def test_a_restarted_node_is_healthy_when_it_has_caught_up(tmp_path: Path) -> None:
-    """Else the next node of a rolling restart would stop too early, and leave a partition without a majority."""
+    """Otherwise the next node of a rolling restart would stop too early, and leave a partition without a majority."""
     async with three(tmp_path, COUNTER, partitions=3) as cluster:
         await cluster.led()
         away = cluster.seats["n3"]
@@ -124,10 +124,12 @@ async def test_a_restarted_node_is_healthy_when_it_has_caught_up(tmp_path: Path)
         away.up = False
         async with Load(lambda: urls(cluster)) as load:
             await load.more(60)
-        acknowledged = {number: (await cluster.leader(number)).node.machines[number].applied[0] for number in range(3)}
+        acknowledged = {
+            number: (await cluster.leader(number)).node.replicas.machines[number].applied[0] for number in range(3)
+        }
 
         await away.start()
 
         await eventually(lambda: away.node.unhealthy() is None, "a healthy node")
-        assert all(away.node.machines[number].applied[0] >= index for number, index in acknowledged.items())
+        assert all(away.node.replicas.machines[number].applied[0] >= index for number, index in acknowledged.items())
         assert load.errors == []

@@ -1,4 +1,4 @@
-"""The release before this one runs beside it, in a cluster under load that is upgraded node by node."""
+"""The previous release runs beside this one, in a cluster under load that is upgraded node by node."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Cluster(World):
 
 
 class Clients:
-    """Requests that never stop, at whatever node answers; sent again under the same idempotency key until one does."""
+    """Requests that never stop, at any node that answers; resent with the same idempotency key until one does."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -210,9 +210,10 @@ async def test_a_cluster_of_the_previous_release_is_upgraded_node_by_node_under_
             assert (await cluster.ask("GET", "/cluster")).get("level", PREVIOUS_LEVEL) == PREVIOUS_LEVEL
             await cluster.upgrade(cluster.nodes[2])
             await clients.more(12)
-            await cluster.upgrade(cluster.nodes[2], back=True)  # While one node is not upgraded, there is a way back.
+            # While one node is not upgraded, going back is possible.
+            await cluster.upgrade(cluster.nodes[2], back=True)
             await clients.more(12)  # The previous release notes SIGTERM only a moment after its first answer.
-            # The leader of the meta group last, so that it is an older one that judges newer ones for as long as possible.
+            # The leader of the meta group last, so that an older one checks newer ones for as long as possible.
             for at, node in enumerate(sorted(cluster.nodes, key=lambda node: node.name, reverse=True)):
                 await asyncio.gather(cluster.upgrade(node), clients.cancel(at))
                 lost = cluster.endpoints[at % 2]
@@ -253,7 +254,8 @@ async def test_a_cluster_of_the_previous_release_is_upgraded_node_by_node_under_
 
 
 def check_once(answers: dict[str, Any], inbox: list[str], oracle: Path) -> None:
-    """Each request took effect once: counters have no gap, messages came once and in order, and the journal kept what ran."""
+    """Each request took effect once: counters have no gap, messages arrived once and in order, and the journal has
+    every step that ran."""
     ran: dict[str, set[str]] = {}
     for effect in read_oracle(oracle):
         ran.setdefault(effect.mark, set()).add(effect.nonce)

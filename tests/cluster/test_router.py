@@ -1,4 +1,4 @@
-"""From ids to partitions, and commands that are submitted again."""
+"""From ids to partitions, and commands that are resubmitted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.cluster.peers.rpc import Rpc
 from holdfast.log.errors import NotLeader, OutcomeUnknown, ProposalError
-from holdfast.sdk.ids import partition_key, partition_of
+from holdfast.sdk.ids import InvocationId, partition_key, partition_of
 from holdfast.statemachine.commands import (
     Cancel,
     Command,
@@ -27,8 +27,10 @@ from holdfast.statemachine.commands import (
 from holdfast.statemachine.effects import Result
 from tests.cluster.harness import echo, world
 
+SOME = InvocationId(bytes(16))
 
-def test_ids_without_a_key_reach_every_partition_and_share_batches_meanwhile(tmp_path: Path) -> None:
+
+def test_ids_without_a_key_reach_every_partition_and_share_batches(tmp_path: Path) -> None:
     async def run() -> None:
         async with world(tmp_path, partitions=5) as it:
             router = it.node.router
@@ -56,7 +58,7 @@ def test_ids_with_a_key_lie_where_the_key_lies(tmp_path: Path) -> None:
 
 
 class Fickle:
-    """A door that fails first, and says whether the command took effect."""
+    """A door that fails first, and reports whether the command took effect."""
 
     def __init__(self, real: object, errors: list[ProposalError], *, takes_effect: bool) -> None:
         self._propose = real
@@ -76,7 +78,7 @@ class Fickle:
 
 
 @pytest.mark.parametrize("takes_effect", [False, True])
-def test_an_invoke_whose_fate_is_unknown_is_submitted_again_and_runs_once(tmp_path: Path, takes_effect: bool) -> None:
+def test_an_invoke_with_an_unknown_outcome_is_resubmitted_and_runs_once(tmp_path: Path, takes_effect: bool) -> None:
     async def run() -> None:
         async with world(tmp_path, partitions=1) as it:
             endpoint = await it.register({"greeter/echo": echo})
@@ -95,10 +97,14 @@ def test_an_invoke_whose_fate_is_unknown_is_submitted_again_and_runs_once(tmp_pa
 
 @pytest.mark.parametrize(
     "command",
-    [DecideStep(bytes(16), 1, [0, b""]), Cancel(bytes(16)), SetState("counter", "k", {"total": b"1"}, False)],
+    [
+        DecideStep(SOME, 1, [0, b""]),
+        Cancel(SOME),
+        SetState("counter", "k", {"total": b"1"}, False),
+    ],
     ids=["DecideStep", "Cancel", "SetState"],
 )
-def test_a_command_that_cannot_be_repeated_says_that_its_outcome_is_open(tmp_path: Path, command: Command) -> None:
+def test_a_command_that_cannot_be_repeated_reports_an_unknown_outcome(tmp_path: Path, command: Command) -> None:
     async def run() -> None:
         async with world(tmp_path, partitions=1) as it:
             (partition,) = it.node.partitions
@@ -106,7 +112,7 @@ def test_a_command_that_cannot_be_repeated_says_that_its_outcome_is_open(tmp_pat
             partition.propose = door  # type: ignore[method-assign]
 
             with pytest.raises(OutcomeUnknown):
-                await it.node.router.submit(bytes(16), command)
+                await it.node.router.submit(SOME, command)
 
             assert door.calls == 1
 
@@ -119,7 +125,7 @@ def test_completing_an_awakeable_is_tried_again_when_its_fate_is_unknown(tmp_pat
             (partition,) = it.node.partitions
             door = Fickle(partition.propose, [OutcomeUnknown("the leader changed")], takes_effect=True)
             partition.propose = door  # type: ignore[method-assign]
-            command = CompleteStep(bytes(16), 1, [0, b""])
+            command = CompleteStep(SOME, 1, [0, b""])
 
             assert (await it.node.router.submit(command.id, command)).code == 404
 
@@ -159,7 +165,7 @@ def test_a_delivery_with_a_message_that_cannot_be_read_is_refused_before_it_is_i
             for raw in (encode_command(Deliver(1, 1, [b"\xc1"])), b"\x92\xcd\x03\xe7\x01", b"\x90"):
                 rpc.receive("n2", msgpack.packb((0, 1, "submit", (0, raw, False))))
 
-            assert [(answer[2], "a command of n2 cannot be read" in answer[3]) for answer in said] == [
+            assert [(answer[2], "cannot decode a command from n2" in answer[3]) for answer in said] == [
                 ("Malformed", True)
             ] * 3
             assert it.node.router.hosted[0].group.status().last == before
@@ -168,7 +174,7 @@ def test_a_delivery_with_a_message_that_cannot_be_read_is_refused_before_it_is_i
 
 
 def test_a_read_ends_when_its_partition_moves_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its log is deleted here, so what it waits for is never applied."""
+    """Its log is deleted here, so the awaited entry is never applied."""
 
     async def run() -> None:
         async with world(tmp_path) as it:

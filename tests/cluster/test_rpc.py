@@ -1,4 +1,4 @@
-"""Questions between nodes: answered, refused, or known to be open."""
+"""Requests between nodes: answered, refused, or with a known unknown outcome."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from holdfast.log.messages import APP_BYTES_MAX
 class Wire:
     """Two nodes and the link between them, below the real code."""
 
-    def __init__(self) -> None:
+    def __init__(self, leader: Callable[[int], str | None] = lambda _: None) -> None:
         self.up = True
         self.sent: list[tuple[str, bytes]] = []
-        self.a = Rpc(self._to("b", lambda: self.b, "a"))
+        self.a = Rpc(self._to("b", lambda: self.b, "a"), leader=leader)
         self.b = Rpc(self._to("a", lambda: self.a, "b"))
 
     def _to(self, name: str, receiver: Callable[[], Rpc], sender: str) -> Callable[[str, bytes], bool]:
@@ -69,7 +69,7 @@ async def test_a_refusal_keeps_its_kind_text_and_detail() -> None:
     assert (refused.value.kind, refused.value.message, refused.value.detail) == ("not-leader", "n3 leads", "n3")
 
 
-async def test_a_handler_that_breaks_is_told_to_who_asked_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_handler_is_logged_and_reported_to_the_caller(caplog: pytest.LogCaptureFixture) -> None:
     wire = Wire()
 
     async def broken(peer: str, argument: Any) -> Any:
@@ -80,7 +80,7 @@ async def test_a_handler_that_breaks_is_told_to_who_asked_and_logged(caplog: pyt
     with pytest.raises(Refused, match="KeyError") as refused:
         await wire.a.ask("b", "broken", None)
     assert refused.value.kind == "internal"
-    assert "a question of a failed" in caplog.text
+    assert "a call from a failed" in caplog.text
 
 
 async def test_an_unknown_question_is_refused() -> None:
@@ -122,7 +122,7 @@ async def test_a_broken_link_leaves_the_question_open_and_ends_the_work_on_it() 
     await ended.wait()
 
 
-async def test_who_stops_waiting_is_forgotten_by_the_other_side() -> None:
+async def test_the_other_side_forgets_a_caller_that_stopped_waiting() -> None:
     wire = Wire()
     begun, ended = asyncio.Event(), asyncio.Event()
 
@@ -167,7 +167,7 @@ async def test_too_many_open_questions_are_refused(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     "payload", [b"", b"\xc1", msgpack.packb([]), msgpack.packb([9, 1]), msgpack.packb([0, 1]), b"\x01"]
 )
-async def test_what_makes_no_sense_is_dropped(payload: bytes) -> None:
+async def test_invalid_messages_are_dropped(payload: bytes) -> None:
     wire = Wire()
 
     wire.b.receive("a", payload)
@@ -175,11 +175,10 @@ async def test_what_makes_no_sense_is_dropped(payload: bytes) -> None:
     assert wire.sent == []
 
 
-async def test_a_silent_leader_is_waited_for_until_somebody_else_leads() -> None:
-    wire = Wire()
-    wire.b.serve("submit", lambda peer, argument: asyncio.get_running_loop().create_future())
+async def test_a_silent_leader_is_awaited_until_another_node_leads() -> None:
     leaders: dict[int, str | None] = {1: "b", 2: "b"}
-    wire.a.leader = leaders.get
+    wire = Wire(leaders.get)
+    wire.b.serve("submit", lambda peer, argument: asyncio.get_running_loop().create_future())
     moved = asyncio.ensure_future(wire.a.ask("b", "submit", None, about=1))
     stays = asyncio.ensure_future(wire.a.ask("b", "submit", None, about=2))
     nobody = asyncio.ensure_future(wire.a.ask("b", "submit", None))
@@ -207,7 +206,7 @@ async def test_an_answer_that_no_link_would_carry_is_refused_and_the_link_stays(
 
     wire.b.serve("much", much)
 
-    with pytest.raises(Refused, match="at most"):
+    with pytest.raises(Refused, match="the limit"):
         await wire.a.ask("b", "much", APP_BYTES_MAX)
     assert await wire.a.ask("b", "much", 3) == bytes(3)
 

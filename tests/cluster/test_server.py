@@ -119,7 +119,7 @@ def test_a_large_body_comes_through_and_a_larger_one_is_refused(tmp_path: Path) 
     run(tmp_path, scenario)
 
 
-def test_what_was_accepted_and_registered_survives_a_restart(tmp_path: Path) -> None:
+def test_accepted_requests_and_deployments_survive_a_restart(tmp_path: Path) -> None:
     async def inside() -> None:
         async with serving(tmp_path) as at:
             waiting = await at.send("agent/wait")
@@ -152,7 +152,7 @@ def test_a_flood_beyond_the_bound_is_refused_and_nothing_accepted_is_lost(tmp_pa
     run(tmp_path, scenario, requests_max=16)
 
 
-def test_a_taken_port_is_an_error_that_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_port_in_use_is_an_error_that_leaves_nothing_behind(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
         free = Endpoint("127.0.0.1", 0)
         taken = Endpoint("127.0.0.1", int(at.node.ingress_url.rpartition(":")[2]))
@@ -167,7 +167,7 @@ def test_a_taken_port_is_an_error_that_leaves_nothing_behind(tmp_path: Path) -> 
     run(tmp_path, scenario)
 
 
-def test_a_stopping_server_tells_those_who_wait(tmp_path: Path) -> None:
+def test_a_stopping_server_answers_waiting_clients(tmp_path: Path) -> None:
     async def inside() -> None:
         async with aiohttp.ClientSession() as http:
             async with serving(tmp_path) as at:

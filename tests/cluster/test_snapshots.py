@@ -1,4 +1,4 @@
-"""Snapshots of a working node: cut beside the work, the log trimmed behind them, and what a restart makes of them."""
+"""Snapshots of a running node: cut during work, the log trimmed up to them, and restarts from them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SELDOM: dict[str, Any] = {"log_tail": 0}
 
 
 async def count(handled: Handled) -> None:
-    """A counter per key, so that what is lost or done twice shows."""
+    """A counter per key, so that a lost or duplicated call shows."""
     index = handled.step(Op.GET, "total", ["total"])
     found = (await handled.completion(index))[1]
     total = int(found[1:] or b"0") + 1 if found else 1
@@ -52,7 +52,7 @@ def log_bytes(it: World) -> int:
     return store._live_bytes
 
 
-async def test_a_snapshot_is_cut_beside_the_work_and_the_log_is_trimmed_behind_it(tmp_path: Path) -> None:
+async def test_a_snapshot_is_cut_during_work_and_the_log_is_trimmed_up_to_it(tmp_path: Path) -> None:
     async with world(tmp_path, partitions=1, **OFTEN) as it:
         await it.register(COUNTER)
 
@@ -68,7 +68,7 @@ async def test_a_snapshot_is_cut_beside_the_work_and_the_log_is_trimmed_behind_i
         assert it.node.partitions[0].machine.snapshot() is not None
 
 
-async def test_who_asks_for_a_snapshot_while_one_is_cut_gets_a_later_one(
+async def test_a_request_for_a_snapshot_during_a_cut_gets_a_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world(tmp_path, partitions=1) as it:
@@ -76,8 +76,8 @@ async def test_who_asks_for_a_snapshot_while_one_is_cut_gets_a_later_one(
         await it.call("counter/add", key="k")
         loop, cutting, go = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 
-        def late(*args: Any) -> SnapshotFile:
-            file = cut_blocking(*args)
+        def late(*args: Any, **options: Any) -> SnapshotFile:
+            file = cut_blocking(*args, **options)
             loop.call_soon_threadsafe(cutting.set)
             go.wait()
             return file
@@ -95,7 +95,7 @@ async def test_who_asks_for_a_snapshot_while_one_is_cut_gets_a_later_one(
 
 
 async def test_disk_use_levels_off_under_constant_load(tmp_path: Path) -> None:
-    """Log, snapshots and their number: each round writes as much as the one before, and needs no more room."""
+    """Log, snapshots and their number: each round writes as much as the previous one, without more disk space."""
     async with world(tmp_path, partitions=1, **OFTEN, snapshot_keep=2) as it:
         await it.register({"echo/say": echo_briefly})
         for _ in range(5):
@@ -118,7 +118,7 @@ async def echo_briefly(handled: Handled) -> None:
     handled.output(b"")
 
 
-async def test_a_node_whose_state_is_gone_begins_with_its_snapshot(tmp_path: Path) -> None:
+async def test_a_node_without_its_state_begins_with_its_snapshot(tmp_path: Path) -> None:
     it = World(tmp_path, partitions=1, **SELDOM)
     await it.start()
     await it.register(COUNTER)
@@ -186,7 +186,7 @@ async def test_a_damaged_snapshot_is_passed_over_for_an_older_one(tmp_path: Path
 async def test_the_state_grows_although_a_snapshot_is_being_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LMDB forbids to move the map under a reader: the cut ends, the state grows, and the cut is made again."""
+    """LMDB cannot move the map under a reader: the cut ends, the state grows, and the cut is repeated."""
     monkeypatch.setattr("holdfast.snapshots.cut.SteadyWriter", StuckWriter)
     async with world(tmp_path, partitions=1) as it:
         await it.register(COUNTER)
@@ -206,7 +206,7 @@ async def test_the_state_grows_although_a_snapshot_is_being_cut(
 
 
 class StuckWriter(SteadyWriter):
-    """On a disk that stands still for a while."""
+    """A disk that hangs for a while."""
 
     go_on = threading.Event()
     stuck = False

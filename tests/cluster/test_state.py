@@ -1,4 +1,4 @@
-"""The state of a partition on disk: when it is believed, and when it is built again."""
+"""The state of a partition on disk: when it is trusted, and when it is rebuilt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fill(path: Path, *, boot: str = "boot 1", index: int = 7) -> State:
 
 
 def kill(state: State) -> None:
-    """What a killed process leaves: the pages are with the kernel, nobody said goodbye."""
+    """What a killed process leaves: pages in the kernel, and no clean close."""
     state._env.close()
 
 
@@ -82,7 +82,7 @@ def test_the_state_of_another_log_is_not_gone_on_with(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_power_loss_in_the_middle_of_anything_never_leaves_a_state_that_is_believed(tmp_path: Path, seed: int) -> None:
-    """The disk keeps any mixture of old and new pages, torn and stale files: all of it is thrown away."""
+    """The disk keeps any mixture of old and new pages, torn and stale files: all of it is discarded."""
     rng = random.Random(seed)
     path = tmp_path / "p"
     fill(path).close()

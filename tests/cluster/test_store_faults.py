@@ -1,4 +1,4 @@
-"""A shared store that is down, denied, missing or broken: the cluster works on, says what is wrong, and heals."""
+"""A shared store that is down, denied, missing or broken: the cluster keeps working, reports the problem, and recovers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def get(it: World, path: str) -> Any:
 
 
 async def works_on(it: World, *, count: int = 30) -> None:
-    """Calls are answered, snapshots are cut and the log is trimmed, whatever the store does."""
+    """Calls are answered, snapshots are cut and the log is trimmed, whatever the state of the store."""
     base = it.node.partitions[0].group.status().base
     for _ in range(count):
         assert (await it.call("counter/add", key="k"))[0] == 0
@@ -81,8 +81,8 @@ async def test_snapshots_are_published_and_old_ones_removed(
     ("bucket", "breaking", "said"),
     [
         (BUCKET, "down", "Check the endpoint URL"),
-        (BUCKET, "errors", "it is tried again"),
-        (BUCKET, "slow", "it is tried again"),
+        (BUCKET, "errors", "the operation is retried"),
+        (BUCKET, "slow", "the operation is retried"),
         ("no-such-bucket", "", "Create it, or correct its name"),
     ],
 )
@@ -154,7 +154,7 @@ async def test_a_node_that_publishes_nothing_finds_out_that_the_store_works_agai
 
 
 class Deposed:
-    """A group as it was, but for the leader."""
+    """A group that differs only in its leader."""
 
     is_leader = False
 
@@ -165,7 +165,7 @@ class Deposed:
         return getattr(self._group, name)
 
 
-async def test_a_deposed_leader_no_longer_complains_of_what_others_publish(
+async def test_a_deposed_leader_no_longer_reports_the_store_of_others(
     tmp_path: Path,
     proxy: FaultProxy,  # noqa: F811
 ) -> None:

@@ -1,4 +1,4 @@
-"""Three nodes in one process: every node serves every request, whoever leads and whoever dies."""
+"""Three nodes in one process: every node serves every request, whichever node leads or dies."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from holdfast.cluster.config import Config, Endpoint
+from holdfast.cluster.environment import Environment
 from holdfast.cluster.node import Node
 from holdfast.cluster.registry import metalog
 from holdfast.log import engine
@@ -22,8 +23,8 @@ from tests.cluster.harness import FAST, PATIENCE_S, FakeEndpoint, Handled, World
 from tests.ports import free_ports
 
 NAMES = ("n1", "n2", "n3")
-#: All nodes of a test share one loop: what holds it up for half a second would depose every leader at once. The connections of
-#: a node that is killed break, so nobody waits for this.
+#: All nodes of a test share one loop: a pause of half a second would depose every leader at once. The connections of a
+#: killed node break, so this delays nothing.
 PATIENT = engine.Timing(election_min=2.0, election_max=2.5, quorum=2.0)
 
 
@@ -49,7 +50,9 @@ class Seat(World):
             secret=b"the secret of the tests",
             **self._settings,
         )
-        self.node = Node(config, timing=FAST, log_timing=PATIENT, boot=self.boot, on_fatal=self.failures.append)
+        self.node = Node(
+            config, Environment(boot=self.boot), timing=FAST, log_timing=PATIENT, on_fatal=self.failures.append
+        )
         await self.node.start()
         self.up = True
         return self.node
@@ -78,7 +81,7 @@ class Three:
         )
 
     def leading(self, number: int) -> Seat | None:
-        """Who leads now. Nobody may, whatever the test did: a stall of this machine is enough to lose a leadership."""
+        """The current leader. There may be none at any time: a pause of this machine is enough to lose a leadership."""
         leading = [seat for seat in self.up() if seat.node.router.leads(number)]
         return max(leading, key=lambda seat: seat.node.router.hosted[number].group.term, default=None)
 
@@ -131,8 +134,9 @@ async def test_every_node_answers_for_every_partition(tmp_path: Path) -> None:
         assert asked == {0, 1, 2} and led, "keys of every partition were asked for at every node"
 
 
-async def test_what_one_node_registered_exists_on_every_node_at_once(tmp_path: Path) -> None:
-    """A follower of the meta group hears with the next heartbeat that an entry is committed: it asks before it says 404."""
+async def test_a_deployment_registered_at_one_node_exists_on_every_node_at_once(tmp_path: Path) -> None:
+    """A follower of the meta group learns with the next heartbeat that an entry is committed: it asks before it answers
+    404."""
     async with three(tmp_path, {"echo/say": echo}) as cluster, aiohttp.ClientSession() as session:
 
         async def ask(seat: Seat, method: str, door: str, path: str) -> int:
@@ -160,7 +164,7 @@ async def test_what_one_node_registered_exists_on_every_node_at_once(tmp_path: P
         assert await ask(cluster.seats["n1"], "POST", "ingress", "/nobody/say") == 404
 
 
-async def test_a_node_that_cannot_ask_says_503_and_not_404(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_cannot_ask_answers_503_and_not_404(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metalog, "SHARED_WAIT_S", 0.3)
     async with three(tmp_path, {"echo/say": echo}) as cluster, aiohttp.ClientSession() as session:
         for name in ("n2", "n3"):
@@ -175,7 +179,7 @@ async def test_a_node_that_cannot_ask_says_503_and_not_404(tmp_path: Path, monke
 
 
 async def test_a_call_survives_the_leader_of_its_partition(tmp_path: Path) -> None:
-    """The client waits at a node that lives: one slow request, no error, and the journaled step is not run again."""
+    """The client waits at a surviving node: one slow request, no error, and the journaled step does not run again."""
     ran: list[bytes] = []
     gate = asyncio.Event()
 
@@ -185,7 +189,7 @@ async def test_a_call_survives_the_leader_of_its_partition(tmp_path: Path) -> No
             handled.step(Op.RUN, "one", ["one"], [0, b"1"])
             await handled.acks(2)
             gate.set()
-            await asyncio.Event().wait()  # Whoever has us run is about to die.
+            await asyncio.Event().wait()  # The node that started us is about to die.
         handled.output(b"done")
 
     async with three(tmp_path, {"flow:object/run:exclusive": two_steps}) as cluster:
@@ -228,7 +232,7 @@ async def test_calls_between_partitions_of_different_leaders_arrive_once(tmp_pat
         assert totals == [[0, b"4"]] * 12
 
 
-async def test_a_read_on_any_node_sees_what_was_acknowledged_before_it(tmp_path: Path) -> None:
+async def test_a_read_on_any_node_sees_everything_acknowledged_before_it(tmp_path: Path) -> None:
     async with three(tmp_path, {"echo:object/say:exclusive": echo}) as cluster:
         await cluster.led()
         for number in range(10):
@@ -240,7 +244,7 @@ async def test_a_read_on_any_node_sees_what_was_acknowledged_before_it(tmp_path:
 
 
 async def test_a_node_that_is_left_alone_does_not_call_itself_healthy(tmp_path: Path) -> None:
-    """It still remembers who led. Nobody answers there."""
+    """It still remembers the leader, but nothing answers there."""
     async with three(tmp_path, {"echo:object/say:exclusive": echo}) as cluster:
         await cluster.led()
         *others, alone = cluster.up()

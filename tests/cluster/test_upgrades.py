@@ -1,7 +1,7 @@
-"""What older releases wrote opens for ever; what a newer one wrote is refused by name.
+"""Data of older releases opens for ever, and data of newer ones is refused by a named error.
 
-tests/data/ holds data directories and snapshots as the release wrote them that introduced their format. They are made by
-`python -m tests.data.make NAME` and never made again: a format that changes gets another one beside the old.
+tests/data/ holds data directories and snapshots, written by the release that introduced their format. They are created
+by `python -m tests.data.make NAME` and never again: when a format changes, another one is added beside the old.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ DIRECTORIES = sorted(DATA.glob("*.tar.gz"))
 SNAPSHOTS = sorted(DATA.glob("*.snapshot"))
 BACKUPS = sorted((DATA / "backups").glob("*.tar.gz"))
 #: Since schema 2.
-LARGE = bytes.fromhex("00000000") + b"large value!"
+LARGE = InvocationId(bytes.fromhex("00000000") + b"large value!")
 LARGE_VALUE = b"large " * 1000
-WAITING = bytes.fromhex("00000000") + b"waits for us"
+WAITING = InvocationId(bytes.fromhex("00000000") + b"waits for us")
 
 
 async def wait(handled: Handled) -> None:
@@ -55,7 +55,7 @@ async def wait(handled: Handled) -> None:
 
 
 def on_the_day(created_ms: int) -> Clock:
-    """What is completed is kept for a day. What was written is looked at as if on that day."""
+    """Completed invocations are kept for a day, so the data is opened as if on the day it was written."""
     return Clock(wall=lambda: float(created_ms))
 
 
@@ -68,7 +68,7 @@ def test_there_is_something_to_open() -> None:
 
 @pytest.mark.parametrize("archive", DIRECTORIES, ids=lambda path: path.name)
 @pytest.mark.parametrize("boot", ["the boot that wrote it", "another boot"])
-async def test_an_old_data_directory_opens_and_goes_on(tmp_path: Path, archive: Path, boot: str) -> None:
+async def test_an_old_data_directory_opens_and_continues(tmp_path: Path, archive: Path, boot: str) -> None:
     """With its state, or (the machine was restarted) from its snapshot and the rest of its log."""
     with tarfile.open(archive) as packed:
         packed.extractall(tmp_path, filter="data")
@@ -82,14 +82,14 @@ async def test_an_old_data_directory_opens_and_goes_on(tmp_path: Path, archive: 
     assert await it.call("counter/add", key="k") == [0, b"31"]
     await it.reaches(WAITING, Status.SUSPENDED)
     await it.node.router.submit(WAITING, CompleteStep(WAITING, 1, [0, b"at last"]))
-    await it.reaches(WAITING, Status.RUNNING)  # At its own deployment, which has been gone for years.
+    await it.reaches(WAITING, Status.RUNNING)  # At its own deployment, which no longer exists.
     await it.node.router.submit(WAITING, Kill(WAITING))
     await it.reaches(WAITING, Status.COMPLETED)
     machine = it.node.partitions[0].machine
     before = machine.applied[0]
     cut = await snapshot(it)
     assert cut == keeper(it).newest
-    # What is long expired in it goes, meanwhile and in the background.
+    # Expired invocations are removed in the background.
     assert before <= verify(cut.path).header.meta.index <= machine.applied[0]
     await it.stop()
 
@@ -101,14 +101,14 @@ async def test_a_large_value_of_an_old_data_directory_is_still_there(tmp_path: P
         pytest.skip("there were none")
     with tarfile.open(archive) as packed:
         packed.extractall(tmp_path, filter="data")
-    store = tmp_path / "store"  # Since schema 3 it is there.
+    store = tmp_path / "store"  # It exists since schema 3.
     it = World(tmp_path, partitions=1, log_tail=0, snapshots=str(store) if store.exists() else "")
     it.boot = boot
     [cut] = (tmp_path / "node").glob("snapshots/*/*/*.snapshot")
     it.clock = on_the_day(read_header(cut).created_ms)
     await it.start()
 
-    found = await it.node.reader.lookup(InvocationId(LARGE))
+    found = await it.node.reader.lookup(LARGE)
 
     assert found is not None and found.outcome is not None
     ref = refs.in_outcome(found.outcome)
@@ -136,7 +136,7 @@ async def test_a_cluster_is_made_from_an_old_backup(tmp_path: Path, archive: Pat
     await it.register(HANDLERS)
     assert await it.call("counter/add", key="k") == [0, b"31"]
     await it.reaches(WAITING, Status.SUSPENDED)
-    found = await it.node.reader.lookup(InvocationId(LARGE))
+    found = await it.node.reader.lookup(LARGE)
     assert (found is not None) == (archive.name != "backup-1.tar.gz"), "there were no large values"
     if found is not None:
         assert await it.node.reader.value(LARGE, refs.make(LARGE_VALUE)[0]) == LARGE_VALUE
@@ -158,7 +158,7 @@ def test_an_old_snapshot_is_restored(tmp_path: Path, file: Path) -> None:
     state.close()
 
 
-async def test_a_state_of_a_later_schema_is_refused_by_name(tmp_path: Path) -> None:
+async def test_a_state_of_a_later_schema_is_refused(tmp_path: Path) -> None:
     it = World(tmp_path, partitions=1)
     await it.start()
     await it.register(COUNTER)
@@ -192,7 +192,7 @@ async def test_a_state_of_a_later_format_is_refused_and_kept(tmp_path: Path) -> 
 
 
 async def test_a_snapshot_of_a_later_schema_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older one beside it would lack what was acknowledged since."""
+    """An older one beside it would lack data acknowledged since."""
     it = World(tmp_path, partitions=1, log_tail=0)
     await it.start()
     await it.register(COUNTER)

@@ -1,4 +1,4 @@
-"""A loop that hangs is told from one that lives, from outside of it."""
+"""A hung loop is distinguished from a running one, from outside."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def probe(port: int) -> tuple[int, str]:
         return error.code, json.loads(error.read())["message"]
 
 
-async def test_a_hung_loop_is_reported_with_its_place_and_a_probe_is_answered_meanwhile(
+async def test_a_hung_loop_is_reported_with_its_place_and_probes_are_still_answered(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(watchdog, "BLOCKED_S", 0.2)
@@ -38,7 +38,7 @@ async def test_a_hung_loop_is_reported_with_its_place_and_a_probe_is_answered_me
     released = threading.Event()
 
     def ask() -> None:
-        """From outside of the loop, until it is seen to hang."""
+        """Ask from outside of the loop, until the hang is reported."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline and (not seen or seen[-1][0] != 503):
             seen.append(probe(port))
@@ -62,7 +62,7 @@ async def test_a_hung_loop_is_reported_with_its_place_and_a_probe_is_answered_me
     await it.stop()
 
 
-async def test_a_loop_that_runs_is_said_to_run_and_a_stopped_watchdog_answers_nobody() -> None:
+async def test_a_running_loop_is_reported_as_running_and_a_stopped_watchdog_does_not_answer() -> None:
     it = Watchdog(Endpoint("127.0.0.1", 0))
     it.start()
     port = it.port

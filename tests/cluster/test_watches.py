@@ -1,4 +1,4 @@
-"""Whoever waits at one node hears of what another one led through, whatever becomes of that leader."""
+"""A client that waits at one node gets an outcome from the leader at another node, even if that leader dies."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from holdfast.cluster.peers.rpc import Rpc
+from holdfast.cluster.peers.rpc import Refused, Rpc
 from holdfast.cluster.routing.replies import Replies
 from holdfast.cluster.routing.watches import RECHECK_S, Watches
-from holdfast.log.errors import OutcomeUnknown
-from holdfast.sdk.ids import partition_of
+from holdfast.log.errors import NotLeader, OutcomeUnknown
+from holdfast.sdk.ids import InvocationId, partition_of
 from tests.cluster.test_rpc import Wire
 
-IDENT = bytes(16)
+IDENT = InvocationId(bytes(16))
 
 
 def watches(node: str, rpc: Rpc, replies: Replies) -> Watches:
     """b leads the only partition, and nothing had completed when it was asked."""
 
-    async def completed(number: int, ids: list[bytes]) -> list[tuple[bytes, list[Any]]]:
+    async def completed(number: int, ids: list[InvocationId]) -> list[tuple[InvocationId, list[Any]]]:
         return []
 
     return Watches(
@@ -35,7 +35,7 @@ async def is_watched(replies: Replies, seconds: float) -> None:
 
 
 async def test_a_leader_that_succeeds_itself_is_asked_to_watch_again() -> None:
-    """It forgets its watches with the old term. Nothing else would tell the other node: leader and link are the same."""
+    """It drops its watches with the old term. Nothing else would inform the other node: leader and link are the same."""
     wire, here, there = Wire(), Replies(), Replies()
     waiting, leading = watches("a", wire.a, here), watches("b", wire.b, there)
     waiting.start()
@@ -46,14 +46,14 @@ async def test_a_leader_that_succeeds_itself_is_asked_to_watch_again() -> None:
             leading.resigned(0)
 
             assert not there.watched
-            await is_watched(there, RECHECK_S / 2)  # Well before everything is asked for again.
+            await is_watched(there, RECHECK_S / 2)  # Well before all watches are renewed.
             there.settle(IDENT, [0, b"done"])
             assert await outcome == [0, b"done"]
     finally:
         await waiting.stop()
 
 
-async def test_who_resigns_without_having_watched_says_nothing() -> None:
+async def test_a_leader_that_resigns_without_watches_sends_nothing() -> None:
     wire, there = Wire(), Replies()
 
     watches("b", wire.b, there).resigned(0)
@@ -64,14 +64,16 @@ async def test_who_resigns_without_having_watched_says_nothing() -> None:
 async def test_a_partition_that_cannot_be_read_here_does_not_hold_up_the_watches_of_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It may have moved away meanwhile. The next round finds who leads it by then."""
-    first, second = (next(i for n in range(99) if partition_of(i := bytes([n * 2] * 16), 2) == p) for p in (0, 1))
+    """It may have moved away in the meantime. The next round finds its new leader."""
+    first, second = (
+        next(i for n in range(99) if partition_of(i := InvocationId(bytes([n * 2] * 16)), 2) == p) for p in (0, 1)
+    )
     asked: list[int] = []
 
-    async def completed(number: int, ids: list[bytes]) -> list[tuple[bytes, list[Any]]]:
+    async def completed(number: int, ids: list[InvocationId]) -> list[tuple[InvocationId, list[Any]]]:
         asked.append(number)
         if number == 0:
-            raise OutcomeUnknown("this node is behind in partition 0")
+            raise OutcomeUnknown("this node lags behind in partition 0")
         return [(ident, [0, b"done"]) for ident in ids]
 
     replies = Replies()
@@ -86,3 +88,18 @@ async def test_a_partition_that_cannot_be_read_here_does_not_hold_up_the_watches
     finally:
         await own.stop()
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_leader_that_cannot_read_its_partition_refuses_to_watch(caplog: pytest.LogCaptureFixture) -> None:
+    """Its leadership may just have ended: that is a circumstance, and no error of the node."""
+    wire = Wire()
+
+    async def completed(number: int, ids: list[InvocationId]) -> list[tuple[InvocationId, list[Any]]]:
+        raise NotLeader(None)
+
+    leading = Watches("b", 1, Replies(), wire.b, leader=lambda _: "b", own_term=lambda _: 0, completed_here=completed)
+
+    with pytest.raises(Refused, match="no leader"):
+        await wire.a.ask("b", "watch", (0, [IDENT]))
+
+    assert leading is not None and not caplog.records

@@ -1,4 +1,4 @@
-"""Handlers that fail in the ways that leave traces in the state. Run as a file, with the SDK that is on the path."""
+"""Handlers that fail in ways that leave traces in the state. Run as a file, with the SDK on the path."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def stumble(ctx: Context, mark: str) -> list[str]:
 
 @rough.handler
 async def forever(ctx: Context, mark: str) -> str:
-    """Until somebody cancels it; then it compensates."""
+    """Waits until it is cancelled; then it compensates."""
     try:
         await ctx.sleep(3600)
     except TerminalError as error:

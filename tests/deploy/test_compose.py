@@ -1,4 +1,4 @@
-"""The compose file, brought up: what a newcomer types, and what is promised when a container dies."""
+"""The compose file in operation: the commands of a new user, and the promises when a container dies."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ ROOT = Path(__file__).resolve().parents[2]
 NODES = ("n1", "n2", "n3")
 PATIENCE_S = 180.0
 
-#: Ports that are free, and names of their own: a stack of the developer's may be running.
+#: Free ports and separate names: the developer's own stack may be running.
 OVERRIDE = """
 name: holdfast-test-{unique}
 services:
   n1: {{ ports: !override ["8080", "9070"] }}
   n2: {{ ports: !override ["8080", "9070"] }}
   n3: {{ ports: !override ["8080", "9070"] }}
-  minio: {{ ports: !override ["9000"] }}
   prometheus: {{ ports: !override ["9090"] }}
 """
 
@@ -36,6 +35,7 @@ services:
 class Stack:
     def __init__(self, compose: DockerCompose) -> None:
         self.compose = compose
+        self.token = ""
 
     def run(self, *words: str) -> str:
         """`docker compose ...`"""
@@ -48,14 +48,13 @@ class Stack:
         """GET, or POST of JSON."""
         host, published = self.compose.get_service_host_and_port(service, port)
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            f"http://{host}:{published}{path}", data=data, headers={"Content-Type": "application/json"}
-        )
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"}
+        request = urllib.request.Request(f"http://{host}:{published}{path}", data=data, headers=headers)
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.loads(answer.read())
 
     def up(self) -> set[str]:
-        """The nodes that Prometheus scrapes with success."""
+        """The nodes that Prometheus scrapes successfully."""
         targets = self.ask("prometheus", 9090, "/api/v1/targets")["data"]["activeTargets"]
         return {each["labels"]["instance"].partition(":")[0] for each in targets if each["health"] == "up"}
 
@@ -88,6 +87,9 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 @pytest.mark.slow("builds an image and starts six containers")
 def test_the_stack_serves_although_a_container_dies(stack: Stack) -> None:
     stack.run("run", "--rm", "register")
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        stack.ask("n1", 8080, "/hello/greet", "Ada")
+    stack.token = stack.run("run", "--rm", "-T", "holdfast", "token", "create", "tests", "--role", "admin").strip()
     for node in NODES:
         assert stack.ask(node, 8080, "/hello/greet", "Ada") == "Hello, Ada!"
     eventually(lambda: stack.up() == {*NODES}, "Prometheus scrapes every node")

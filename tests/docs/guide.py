@@ -75,7 +75,7 @@ class Command(NamedTuple):
 
 
 def blocks(page: str) -> Iterator[Block]:
-    """The blocks of a page in Python and for the console, with what their comments say."""
+    """The Python and console blocks of a page, with their comments."""
     for found in _BLOCK.finditer(page):
         if found["language"] not in ("python", "console", "sh"):
             continue
@@ -99,7 +99,7 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def commands(text: str) -> Iterator[Command]:
-    """What a console block types, each with the output below it."""
+    """The commands of a console block, each with its output."""
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         lines = part.splitlines()
         length = next((number for number, line in enumerate(lines, 1) if not line.endswith("\\")), len(lines))
@@ -107,7 +107,7 @@ def commands(text: str) -> Iterator[Command]:
 
 
 def agrees(expected: Any, found: Any) -> bool:
-    """Whether an answer is what the page expects. Of objects, only the fields named by the page count."""
+    """Whether an answer matches the page. For objects, only the fields on the page count."""
     if expected == _ANYTHING:
         return True
     if isinstance(expected, dict) and isinstance(found, dict):
@@ -120,7 +120,7 @@ def agrees(expected: Any, found: Any) -> bool:
 
 
 def matches(expected: str, found: str) -> bool:
-    """Text with `...` for anything. Lines count, the amount of space between words does not."""
+    """Text with `...` for any text. Lines count, the number of spaces between words does not."""
     pattern = r"[\s\S]*?".join(
         r"[ \t]+".join(map(re.escape, re.split(r"[ \t]+", part))) for part in expected.split(_ANYTHING)
     )
@@ -154,7 +154,7 @@ class Handlers:
 
 
 class Node:
-    """A node for all pages, as `holdfast dev` runs it."""
+    """A node for all pages, run like `holdfast dev` does."""
 
     def __init__(self, folder: Path) -> None:
         self.ingress, self.admin = free_ports(2)
@@ -242,7 +242,7 @@ class Session:
         return True
 
     def _here(self, text: str) -> str:
-        """The same text with the ports of this run."""
+        """The text with the ports of this run."""
         return re.sub(r"(?<=[:= ])(8080|9070|9080)\b", lambda found: str(self._ports[found[1]]), text)
 
     def _execute(self, text: str, name: str) -> None:
@@ -309,7 +309,7 @@ class Session:
             raise Broken(f"{text}\n  printed\n{done.stdout}\n  and not\n{command.output}")
 
     def _start(self, text: str, environment: dict[str, str], output: str) -> None:
-        """A process that goes on, until it has printed what the page shows of it."""
+        """A background process, until it has printed the output on the page."""
         path = self._folder / f"background-{len(self._background)}.log"
         if text.startswith("holdfast dev"):
             ingress, admin, handlers = free_ports(3)
@@ -333,7 +333,7 @@ class Session:
 
 
 def _expected(request: re.Match[str]) -> tuple[int, Any]:
-    """`-> 409 {...}`, `-> "Hello"`; without anything: 200 or 202, whatever the answer is."""
+    """`-> 409 {...}`, `-> "Hello"`; without an expectation: 200 or 202, with any answer."""
     text = request["expected"]
     if text is None:
         return (202 if "/send" in request["path"] else 200), _ANYTHING

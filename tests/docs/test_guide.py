@@ -1,4 +1,4 @@
-"""The guide works as it stands there: its programs run, its commands print what it shows."""
+"""The guide works as written: its programs run, and its commands print the output on the page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 @pytest.mark.parametrize("page", sorted(PAGES.rglob("*.md")), ids=lambda page: str(page.relative_to(PAGES)))
-def test_every_block_of_the_guide_does_what_the_page_says(page: Path, node: Node, tmp_path: Path) -> None:
+def test_every_block_of_the_guide_works_as_described(page: Path, node: Node, tmp_path: Path) -> None:
     with Session(page, tmp_path, node) as session:
         session.run()
 

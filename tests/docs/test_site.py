@@ -1,4 +1,4 @@
-"""The site: it builds without a warning, nothing of it comes from elsewhere, and its reference pages leave nothing out."""
+"""The site builds without a warning, loads nothing from elsewhere, and its reference pages are complete."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def build(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some ten seconds, because Sphinx reads and writes every page: a link is broken only in the whole."""
+    """About ten seconds, because Sphinx reads and writes every page: only the whole site shows a broken link."""
     target = tmp_path_factory.mktemp("site")
     built = build(ROOT / "docs", target)
     assert built.returncode == 0, built.stderr
@@ -107,14 +107,14 @@ def test_docstrings_become_markdown(read: Callable[[str], Any], given: str, expe
 
 
 def prose() -> list[Path]:
-    """The pages that people write. Decisions are left as they were made."""
+    """The pages that people write. Decisions keep their original form."""
     pages = {*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guide").rglob("*.md"), ROOT / "README.md"}
     return sorted(pages - {ROOT / "docs" / "modules.md"})
 
 
 @pytest.mark.parametrize("page", prose(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages_are_wrapped(page: Path) -> None:
-    """Tables, code and addresses cannot be."""
+    """Tables, code and addresses cannot be wrapped."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"^<!--.*?-->$", "", text, flags=re.DOTALL | re.MULTILINE)
     long = [line for line in text.splitlines() if len(line) > WIDTH_MAX and " " in line and not line.startswith("|")]

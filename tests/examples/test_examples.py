@@ -158,7 +158,7 @@ async def serving(app: Any) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("path", sorted(Path(hello.__file__).parent.glob("*.py")), ids=lambda path: path.name)
 def test_every_line_to_try_is_a_request_that_handlers_take(path: Path) -> None:
-    """curl without a body asks with GET, which a handler answers with 405."""
+    """curl without a body sends a GET, which a handler answers with 405."""
     lines = [line.strip() for line in path.read_text().splitlines() if "curl " in line and ":8080/" in line]
 
     for line in lines:

@@ -1,4 +1,4 @@
-"""What the README shows works as it stands there."""
+"""The example of the README works as written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def test_the_first_handler_of_the_readme_answers_and_prints_once(
 ) -> None:
     [code] = re.findall(r"```python\n# hello.py\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     module = ModuleType("readme_hello")
-    monkeypatch.setitem(sys.modules, module.__name__, module)  # Where type hints are looked up.
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # Type hints are resolved there.
     exec(code.replace("seconds=10", "seconds=0.2"), module.__dict__)  # noqa: S102 - our own text
 
     async with running(tmp_path, *module.app) as client:

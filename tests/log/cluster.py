@@ -1,7 +1,8 @@
-"""Hosts wired back to back by hand: no thread, no socket, no sleep. Nothing moves unless the test moves it.
+"""Hosts wired back to back: no thread, no socket, no sleep. Nothing moves unless the test moves it.
 
-A test says when a message arrives, when a disk has synced, and what time it is. `settle` does all of it until nothing
-is left to do. Messages pass through the real codec, disks are `SimDisk`s, and everything above them is the real code.
+A test decides when a message arrives, when a disk has synced, and what time it is. `settle` does all of that until
+nothing is left to do. Messages pass through the real codec, disks are `SimDisk`s, and everything above them is the real
+code.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from holdfast.log.replica import Done, Replica, SnapshotWanted
 from tests.sim.disk import SimDisk
 from tests.sim.machine import SimMachine, SimState
 
+A, B, C, D = NodeId("a"), NodeId("b"), NodeId("c"), NodeId("d")
+
 G = GroupId(1)
 
 
 class Waiter:
-    """Somebody who wants an answer, and all the answers it got."""
+    """A caller, and all the answers that it got."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -48,7 +51,7 @@ class Waiter:
 
 
 class Member:
-    """One node: what survives it (disk, state), and the process that runs on it now."""
+    """One node: its disk and state, which survive it, and the process that runs on it now."""
 
     def __init__(self, cluster: Cluster, name: NodeId) -> None:
         self.cluster = cluster
@@ -91,7 +94,7 @@ class Member:
 
 
 class Cluster:
-    """`Cluster("abc")` has three connected nodes that host group 1, and nobody leads yet."""
+    """`Cluster("abc")` has three connected nodes that host group 1, without a leader yet."""
 
     def __init__(
         self,
@@ -103,7 +106,7 @@ class Cluster:
         timing: Timing | None = None,
     ) -> None:
         self.now = 100.0
-        self.timing = timing or Timing(apply=0.0)  # Whoever looks at a follower's state need not wait.
+        self.timing = timing or Timing(apply=0.0)  # Tests that look at a follower's state need not wait.
         self.limits = limits or Limits()
         self.names = tuple(NodeId(name) for name in names)
         self.wires: defaultdict[tuple[NodeId, NodeId], deque[tuple[int, bytes]]] = defaultdict(deque)
@@ -147,7 +150,7 @@ class Cluster:
         return list(self.machine(name, group).state.live.commands)
 
     def terms(self, name: str, group: int = 1) -> list[int]:
-        """The terms of the entries behind the base, in order: a log at a glance."""
+        """The terms of the entries after the base, in order: a log at a glance."""
         log = self.log(name, group)
         return [log.term_of(index) or 0 for index in range(log.base_index + 1, log.last_index + 1)]
 
@@ -155,14 +158,14 @@ class Cluster:
         return [n for n, m in self.members.items() if m.running is not None and self.engine(n, group).is_leader]
 
     def waiting(self, sender: str, to: str) -> list[Message]:
-        """What is on its way from one node to another."""
+        """The messages in transit from one node to another."""
         wire = self.wires[NodeId(sender), NodeId(to)]
         return [envelope.message for _, frame in wire for envelope in decode(frame)]
 
     # -- moving ------------------------------------------------------------------------------------------------------
 
     def turn(self, name: str) -> None:
-        """Let a node do what it can without news from its disk or its peers."""
+        """Let a node do everything that needs no news from its disk or its peers."""
         member = self.members[NodeId(name)]
         host = member.host
         for _ in range(1000):
@@ -179,7 +182,7 @@ class Cluster:
         host.results, host.wanted, host.role_changes = [], [], []
 
     def fsync(self, name: str) -> None:
-        """The commit under way, if any, is durable, and the node hears of it."""
+        """The current commit, if any, is durable, and the node learns of it."""
         member = self.members[NodeId(name)]
         if member.committing:
             member.committing = False
@@ -188,7 +191,7 @@ class Cluster:
             self.turn(name)
 
     def deliver(self, sender: str, to: str, count: int | None = None) -> int:
-        """Frames arrive, oldest first, also those of sessions that ended. Returns how many."""
+        """Frames arrive, oldest first, including those of ended sessions. Returns how many."""
         wire = self.wires[NodeId(sender), NodeId(to)]
         done = 0
         while wire and (count is None or done < count):
@@ -200,7 +203,7 @@ class Cluster:
         return done
 
     def inject(self, sender: str, to: str, *messages: Message, group: int = 1) -> None:
-        """Messages arrive as if `sender` had sent them in the present session."""
+        """Messages arrive as if `sender` had sent them in the current session."""
         session = self.host(to).sessions[NodeId(sender)]
         epoch = self.replica(to, group).epoch
         frame = encode([Envelope(GroupId(group), epoch, message) for message in messages])
@@ -208,7 +211,7 @@ class Cluster:
         self.turn(to)
 
     def lose(self, sender: str, to: str) -> list[Message]:
-        """What is on its way never arrives."""
+        """Messages in transit never arrive."""
         lost = self.waiting(sender, to)
         self.wires[NodeId(sender), NodeId(to)].clear()
         return lost
@@ -251,7 +254,7 @@ class Cluster:
     # -- links and processes -----------------------------------------------------------------------------------------
 
     def link(self, a: str, b: str) -> bool:
-        """A new session. False if one of them refuses the other."""
+        """A new session. False if one of the nodes refuses the other."""
         pair = (NodeId(a), NodeId(b))
         self._session += 1
         self.sessions[frozenset(pair)] = self._session
@@ -263,7 +266,7 @@ class Cluster:
         return accepted
 
     def unlink(self, a: str, b: str) -> None:
-        """The session breaks, and both sides see it. What was on its way may still arrive, late."""
+        """The session breaks, and both sides see it. Messages in transit may still arrive late."""
         pair = (NodeId(a), NodeId(b))
         session = self.sessions.pop(frozenset(pair), None)
         for name, peer in (pair, pair[::-1]):
@@ -279,7 +282,7 @@ class Cluster:
                 self.lose(other, name)
 
     def crash(self, name: str, *, power: bool = False, keep_pending: bool = False) -> None:
-        """The process dies; with `power`, the state's unsynced part as well."""
+        """The process dies; with `power`, the unsynced part of the state is lost too."""
         member = self.members[NodeId(name)]
         member.disk.lose_power(keep_pending=keep_pending)
         member.running = None
@@ -305,7 +308,7 @@ class Cluster:
         return waiter
 
     def write(self, name: str, command: bytes, names: str | None = None, group: int = 1) -> Waiter:
-        """Propose, and let everything happen that follows from it among `names`."""
+        """Propose, and let everything that follows happen among `names`."""
         waiter = self.propose(name, command, group)
         self.settle(names)
         return waiter
@@ -321,14 +324,14 @@ class Cluster:
         return waiter
 
     def seal(self, name: str, members: str) -> Waiter:
-        """Change members up to the moment when `name` has appended the seal: nobody else has it yet, nor its own disk."""
+        """Change members until `name` has appended the seal, which no other node and not even its own disk has yet."""
         waiter = self.change(name, members)
         for _ in range(100):
             self.turn(name)
             if self.engine(name).seal_index is not None:
                 return waiter
             self.fsync(name)
-            self.now += 0.02  # A newcomer hears of the group with the next heartbeat.
+            self.now += 0.02  # A new node learns of the group with the next heartbeat.
             self.tick(name)
             for peer in self.up():
                 if peer != name and self.engine(name).seal_index is None:
@@ -343,13 +346,13 @@ class Cluster:
         self.tick(name)
 
     def elect(self, name: str, names: str | None = None, group: int = 1) -> None:
-        """`name` leads. The others must not hear another leader."""
+        """`name` leads. The others must not have a leader."""
         self.timeout(name, group)
         self.settle(names)
         assert self.engine(name, group).is_leader, f"{name} was not elected"
 
     def install(self, name: str) -> bool:
-        """Carry out the newest snapshot that this node asked for: fetched from the peer that offered it."""
+        """Execute the newest snapshot request of this node, from the peer that offered it."""
         want = [want for asker, want in self.wanted if asker == name][-1]
         saved = self.members[want.peer].states[want.group].durable
         assert (saved.index, saved.term) == (want.index, want.term)
@@ -357,3 +360,7 @@ class Cluster:
         done = self.host(name).install(want.group, want.index, want.term, lambda: machine.swap(saved))
         self.turn(name)
         return done
+
+
+def kinds(c: Cluster, sender: str, to: str) -> list[type]:
+    return [type(message) for message in c.waiting(sender, to)]

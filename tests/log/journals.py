@@ -1,4 +1,4 @@
-"""What the tests of the journal share."""
+"""Shared by the tests of the journal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def flush(journal: Journal, store: Store) -> list[Op]:
 
 
 def write(store: Store, *ops: Op) -> None:
-    """Without a journal: past it, as what a bug or a bad disk would leave."""
+    """Bypasses the journal, like a bug or a bad disk."""
     store.stage(ops)
     store.commit()
 
@@ -31,5 +31,5 @@ def everything(log: GroupLog) -> list[Entry]:
 
 
 def encode_entry(group: GroupId, entry: Entry) -> bytes:
-    """As it is on disk."""
+    """An entry as on disk."""
     return header_of(group, entry) + entry[0]

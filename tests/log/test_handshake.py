@@ -1,4 +1,4 @@
-"""Two handshakes wired back to back, and one handshake against everything a stranger could send."""
+"""Two handshakes wired back to back, and one handshake against any input of a stranger."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def acceptor(
 
 
 def converse(left: Handshake, right: Handshake) -> tuple[Established, Established]:
-    """Carry bytes to and fro, one at a time, until both are established."""
+    """Carry bytes in both directions, one at a time, until both are established."""
     ends: dict[Handshake, Established] = {}
     while len(ends) < 2:
         moved = False
@@ -81,7 +81,7 @@ def refusal(handshake: Handshake, data: bytes) -> HandshakeRefused:
 
 
 @pytest.mark.parametrize("secret", [SECRET, None])
-def test_two_nodes_learn_who_the_other_is(secret: bytes | None) -> None:
+def test_two_nodes_learn_each_other_s_identity(secret: bytes | None) -> None:
     at_dialer, at_acceptor = converse(dialer(secret=secret), acceptor(secret=secret))
 
     assert at_dialer.peer == N2
@@ -108,7 +108,7 @@ def test_bytes_after_the_verdict_are_handed_on_as_they_are() -> None:
     assert end is not None and end.rest == b"first frame"
 
 
-def test_an_acceptor_closes_a_dialer_with_another_secret_without_a_word() -> None:
+def test_an_acceptor_silently_closes_a_dialer_with_another_secret() -> None:
     left, right = dialer(secret=b"x" * 16), acceptor()
     right.receive(left.take_output())
     left.receive(right.take_output())
@@ -120,7 +120,7 @@ def test_an_acceptor_closes_a_dialer_with_another_secret_without_a_word() -> Non
     assert "secret" in left.explain_close()
 
 
-def test_a_dialer_does_not_believe_an_acceptor_that_does_not_know_the_secret() -> None:
+def test_a_dialer_rejects_an_acceptor_that_does_not_know_the_secret() -> None:
     _, hello, _, verdict = exchange(secret=b"y" * 16)
     left = dialer()
     left.receive(hello)
@@ -144,7 +144,7 @@ MISFITS = pytest.mark.parametrize(
 
 
 @MISFITS
-def test_a_node_that_does_not_fit_is_told_why_once_it_has_proved_itself(
+def test_a_mismatching_node_gets_the_reason_once_it_has_proved_itself(
     left: Callable[[bytes], Handshake], fault: Fault, reason: str
 ) -> None:
     one, right = left(SECRET), acceptor()
@@ -159,7 +159,7 @@ def test_a_node_that_does_not_fit_is_told_why_once_it_has_proved_itself(
 
 
 @MISFITS
-def test_a_node_that_does_not_fit_hears_nothing_of_us_before_it_has_proved_itself(
+def test_a_mismatching_node_learns_nothing_before_it_has_proved_itself(
     left: Callable[[bytes], Handshake], fault: Fault, reason: str
 ) -> None:
     one, right = left(b"x" * 16), acceptor()
@@ -174,7 +174,7 @@ def test_a_node_that_does_not_fit_hears_nothing_of_us_before_it_has_proved_itsel
     assert right.take_output() == b""
 
 
-def test_a_removed_node_is_told_so_and_can_tell_it_from_other_refusals() -> None:
+def test_a_removed_node_gets_a_reason_distinct_from_other_refusals() -> None:
     left, right = dialer(), acceptor(admit=lambda them: f"{REMOVED}: for ever")
     right.receive(left.take_output())
     left.receive(right.take_output())
@@ -185,7 +185,7 @@ def test_a_removed_node_is_told_so_and_can_tell_it_from_other_refusals() -> None
     assert told.fault is Fault.REMOVED and "removed from the cluster: for ever" in told.reason
 
 
-def test_a_dialer_that_is_answered_by_the_wrong_node_says_so() -> None:
+def test_a_dialer_reports_an_answer_from_the_wrong_node() -> None:
     answer = Hello(Role.ACCEPTOR, dataclasses.replace(N2, node="n3"), "n1", 1, bytes(32)).encode()
 
     refused = refusal(dialer(), answer)
@@ -200,7 +200,7 @@ def test_another_protocol_version_is_refused_and_named_to_both() -> None:
 
     refused = refusal(right, bytes(hello))
     answer = bytearray(right.take_output())
-    answer[5] = 9  # As a later release would see ours.
+    answer[5] = 9  # Like a later release.
     told = refusal(left, bytes(answer))
 
     assert refused.fault is Fault.VERSION and "version 9" in refused.reason
@@ -208,7 +208,7 @@ def test_another_protocol_version_is_refused_and_named_to_both() -> None:
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(SECRET, None), (None, SECRET)])
-def test_a_side_with_a_secret_and_one_without_do_not_meet_and_both_know_why(
+def test_a_side_with_a_secret_and_one_without_refuse_each_other_with_the_reason(
     ours: bytes | None, theirs: bytes | None
 ) -> None:
     left, right = dialer(secret=theirs), acceptor(secret=ours)
@@ -238,7 +238,7 @@ def test_a_recorded_acceptor_cannot_be_replayed_to_a_dialer() -> None:
 
 
 def test_the_same_recording_passes_only_where_the_nonces_are_the_same() -> None:
-    """Shows that it is the nonces, and nothing else, that stop a replay."""
+    """Shows that the nonces, and nothing else, stop a replay."""
     left, right = dialer(nonce=b"a" * 32), acceptor(nonce=b"b" * 32)
     hello = left.take_output()
     right.receive(hello)
@@ -259,7 +259,7 @@ def test_a_dialers_own_hello_sent_back_is_refused() -> None:
 
 
 def test_a_dialers_own_proof_sent_back_is_not_a_verdict() -> None:
-    """An acceptor without the secret answers with what the dialer's proof taught it."""
+    """An acceptor without the secret answers with the dialer's own proof."""
     left = dialer()
     left.take_output()
     left.receive(Hello(Role.ACCEPTOR, N2, "n1", 1, bytes(32)).encode())
@@ -282,7 +282,7 @@ def test_no_bit_of_any_message_can_be_changed(message: int) -> None:
                     data[offset] ^= 1
                 ends.append(receiver.receive(bytes(data)))
                 sender, receiver = receiver, sender
-            # A changed length makes the receiver wait for bytes that never come: it never gets to the end.
+            # A changed length makes the receiver wait for bytes that never arrive, so it does not finish.
             assert ends[-1] is not None, "the dialer still waits"
 
         assert caught.type is HandshakeRefused or "still waits" in str(caught.value)
@@ -322,7 +322,7 @@ def test_a_short_secret_is_refused() -> None:
         dialer(secret=b"fifteen bytes..")
 
 
-def test_a_known_peer_that_is_not_admitted_is_told_why_under_a_mac() -> None:
+def test_a_known_peer_that_is_not_admitted_gets_the_reason_under_a_mac() -> None:
     left, right = dialer(), acceptor(admit=lambda them: f"no {them.node} here")
     right.receive(left.take_output())
     left.receive(right.take_output())
@@ -335,7 +335,7 @@ def test_a_known_peer_that_is_not_admitted_is_told_why_under_a_mac() -> None:
     assert at_dialer.fault is Fault.REFUSED_BY_PEER and "no n1 here" in at_dialer.reason
 
 
-def test_nobody_is_asked_about_a_peer_that_has_not_proved_itself() -> None:
+def test_admission_is_not_checked_before_the_peer_has_proved_itself() -> None:
     asked: list[Identity] = []
     left, right = dialer(secret=b"z" * 16), acceptor(admit=lambda them: asked.append(them))
     right.receive(left.take_output())
@@ -366,7 +366,7 @@ HANDSHAKES = st.sampled_from([dialer, acceptor])
 
 
 @given(HANDSHAKES, st.lists(st.binary(max_size=400), max_size=8))
-def test_garbage_is_refused_or_waited_for_and_nothing_else(make: Callable[[], Handshake], pieces: list[bytes]) -> None:
+def test_garbage_is_refused_or_incomplete(make: Callable[[], Handshake], pieces: list[bytes]) -> None:
     handshake = make()
     for piece in pieces:
         try:
@@ -390,8 +390,8 @@ def test_a_damaged_hello_never_raises_anything_but_a_refusal(data: st.DataObject
 
 
 @given(st.integers(0, 3), st.data())
-def test_a_stranger_never_makes_us_hold_more_than_the_bound(head: int, data: st.DataObject) -> None:
-    """Whatever was sent so far, the handshake is over before the bound is passed."""
+def test_a_stranger_never_exceeds_the_bound_on_memory(head: int, data: st.DataObject) -> None:
+    """With any input, the handshake ends before the bound is exceeded."""
     good = b"".join((*exchange()[:1], exchange()[2]))
     stream = good[: data.draw(st.integers(0, len(good)))] + bytes([head]) * (UNPROVED_BYTES_MAX + 1)
     right = acceptor()

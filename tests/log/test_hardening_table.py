@@ -1,4 +1,4 @@
-"""The table of the hardening says where and by which tests each deviation is closed. It must not rot."""
+"""The table of the hardening names the place and the tests that close each deviation. It must stay correct."""
 
 from __future__ import annotations
 

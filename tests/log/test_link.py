@@ -1,171 +1,25 @@
-"""Peer links over real sockets on loopback, on both event loops we run on."""
+"""Peer links over real sockets on loopback, on both event loops that nodes use."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
-import socket
-import ssl
 import struct
-import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import trustme
-import uvloop
 
 from holdfast.log.connection import LinkLimits
-from holdfast.log.handshake import Established, Handshake, Identity, Role
+from holdfast.log.handshake import Handshake, Role
 from holdfast.log.link import Backoff, Links
-from holdfast.log.sockets import Address, TlsFiles
-
-SECRET = b"the secret of the cluster"
-PATIENCE_S = 30.0
-ASKING = LinkLimits(ask_min_s=0.05, ask_max_s=0.2)
-Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    """Run a coroutine on the loop under test; an error that only the loop hears of fails the test."""
-
-    def run_it(work: Coroutine[Any, Any, None]) -> None:
-        unheard: list[dict[str, Any]] = []
-
-        async def watched() -> None:
-            asyncio.get_running_loop().set_exception_handler(lambda loop, context: unheard.append(context))
-            await asyncio.wait_for(work, 2 * PATIENCE_S)
-
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop if request.param == "uvloop" else None) as runner:
-            runner.run(watched())
-        assert [context for context in unheard if not isinstance(context.get("exception"), Expected)] == []
-
-    return run_it
-
-
-class Expected(Exception):
-    """Raised on purpose by a callback."""
-
-
-class Node:
-    """Links and everything they reported, in order."""
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        secret: bytes | None = SECRET,
-        tls: TlsFiles | None = None,
-        cluster: str = "c1",
-        port: int = 0,
-        limits: LinkLimits = LinkLimits(),  # noqa: B008
-    ) -> None:
-        self.name = name
-        self.events: list[tuple[str, str, int]] = []
-        self.frames: list[bytes] = []
-        self.late: list[int] = []
-        self.disks: dict[str, str] = {}
-        self.fatal: list[BaseException] = []
-        self.removed: dict[str, str] = {}
-        self.live: dict[str, int] = {}
-        self.react: Callable[[str, int, bytes], None] | None = None
-        self._changed = asyncio.Event()
-        self.links = Links(
-            cluster=cluster,
-            node=name,
-            disk=f"disk-of-{name}",
-            incarnation=1,
-            listen=Address("127.0.0.1", port),
-            secret=secret,
-            tls=tls,
-            on_up=self._up,
-            on_down=self._down,
-            on_frame=self._frame,
-            on_fatal=self.fatal.append,
-            on_removed=self.removed.__setitem__,
-            limits=limits,
-            jitter=random.Random(1),
-        )
-
-    def _up(self, peer: str, session: int, disk: str) -> None:
-        assert peer not in self.live, "the old session is down before the new one is up"
-        self.events.append(("up", peer, session))
-        self.disks[peer] = disk
-        self.live[peer] = session
-        self._changed.set()
-
-    def _down(self, peer: str, session: int) -> None:
-        assert self.live.pop(peer) == session
-        self.events.append(("down", peer, session))
-        self._changed.set()
-
-    def _frame(self, peer: str, session: int, payload: bytes) -> None:
-        if self.live.get(peer) != session:
-            self.late.append(session)
-        self.frames.append(payload)
-        self._changed.set()
-        if self.react is not None:
-            self.react(peer, session, payload)
-
-    @property
-    def address(self) -> Address:
-        return Address("127.0.0.1", self.links.port)
-
-    def send(self, peer: str, payload: bytes) -> bool:
-        return self.links.send(peer, self.live.get(peer, 0), payload)
-
-    def error(self, peer: str) -> str:
-        return self.links.status()[peer].last_error or ""
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something this node reported makes `condition` true."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                self._changed.clear()
-                await self._changed.wait()
-
-    def sessions(self) -> list[int]:
-        return [session for kind, _, session in self.events if kind == "up"]
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """For conditions nobody reports, such as a status."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-@contextlib.asynccontextmanager
-async def started(*nodes: Node) -> AsyncIterator[None]:
-    """Start the nodes, make them each other's peers, and stop them in the end."""
-    try:
-        for node in nodes:
-            await node.links.start()
-        for node in nodes:
-            node.links.set_peers({other.name: other.address for other in nodes})
-        yield
-    finally:
-        for node in nodes:
-            await node.links.stop()
-        for node in nodes:
-            assert node.late == [], "no frame is delivered outside its session"
-            assert node.live == {}, "stopping reports every session down"
-
-
-@contextlib.asynccontextmanager
-async def connected(left: Node, right: Node) -> AsyncIterator[None]:
-    async with started(left, right):
-        await left.until(lambda: right.name in left.live)
-        await right.until(lambda: left.name in right.live)
-        yield
+from holdfast.log.sockets import Address
+from tests.log.links import SECRET, Expected, Node, Run, Stranger, certificates, connected, eventually, started
 
 
 class Proxy:
-    """A TCP proxy that can change, hold back or cut what passes."""
+    """A TCP proxy that can change, hold back or cut the bytes that pass."""
 
     def __init__(self, target: Address) -> None:
         self.target = target
@@ -238,43 +92,6 @@ async def proxied(left: Node, right: Node) -> AsyncIterator[Proxy]:
         await left.links.stop()
         await right.links.stop()
         assert left.late == [] and right.late == []
-
-
-class Stranger:
-    """A peer written by hand, with blocking-free raw sockets and the handshake only."""
-
-    def __init__(self, node: str, *, secret: bytes | None = SECRET, cluster: str = "c1") -> None:
-        self.us = Identity(cluster, node, f"disk-of-{node}", 1)
-        self.secret = secret
-        self.loop = asyncio.get_running_loop()
-        self.sock = socket.socket()
-        self.sock.setblocking(False)
-        self.end: Established | None = None
-
-    async def connect(self, to: Address) -> Stranger:
-        await self.loop.sock_connect(self.sock, (to.host, to.port))
-        return self
-
-    async def greet(self, peer: str) -> Established:
-        handshake = Handshake(role=Role.DIALER, us=self.us, peer=peer, secret=self.secret)
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                await self.loop.sock_sendall(self.sock, handshake.take_output())
-                data = await self.loop.sock_recv(self.sock, 4096)
-                if not data:
-                    raise ConnectionError(handshake.explain_close())
-                if (end := handshake.receive(data)) is not None:
-                    return end
-
-    async def closed(self) -> None:
-        """Wait until the other side has closed; what it sends is thrown away."""
-        async with asyncio.timeout(PATIENCE_S):
-            with contextlib.suppress(ConnectionError):
-                while await self.loop.sock_recv(self.sock, 65536):
-                    pass
-
-    def __del__(self) -> None:
-        self.sock.close()
 
 
 # Sessions and frames.
@@ -443,7 +260,7 @@ def test_a_newer_connection_replaces_the_older_and_silences_it(run: Run) -> None
     run(scenario())
 
 
-def test_frames_of_a_replaced_connection_that_were_already_here_are_dropped(run: Run) -> None:
+def test_received_frames_of_a_replaced_connection_are_dropped(run: Run) -> None:
     """The first frame's handler makes the peer vanish; the other frames of the same read must not follow."""
 
     async def scenario() -> None:
@@ -460,13 +277,13 @@ def test_frames_of_a_replaced_connection_that_were_already_here_are_dropped(run:
     run(scenario())
 
 
-def test_a_connection_that_was_given_up_does_not_replace_the_one_dialed_after_it(run: Run) -> None:
+def test_an_abandoned_connection_does_not_replace_a_newer_one(run: Run) -> None:
     async def scenario() -> None:
         b = Node("b")
         async with started(b):
             b.links.set_peers({"a": Address("127.0.0.1", 1)})
             older = await Stranger("a").connect(b.address)
-            # Its hello is answered, so it was accepted first; its proof is late.
+            # Its hello was answered, so it was accepted first, but its proof is late.
             handshake = Handshake(role=Role.DIALER, us=older.us, peer="b", secret=SECRET)
             await older.loop.sock_sendall(older.sock, handshake.take_output())
             handshake.receive(await older.loop.sock_recv(older.sock, 4096))
@@ -522,7 +339,7 @@ def test_a_changed_address_is_dialed(run: Run) -> None:
     run(scenario())
 
 
-def test_the_smaller_id_dials_and_the_larger_is_told_so_when_it_tries(run: Run) -> None:
+def test_the_smaller_id_dials_and_the_larger_is_refused_with_that_reason(run: Run) -> None:
     async def scenario() -> None:
         a, b = Node("a"), Node("b")
         async with started(a):
@@ -569,7 +386,7 @@ def test_a_flipped_bit_ends_the_session_and_nothing_wrong_is_delivered(run: Run,
 
 @pytest.mark.parametrize("offset", [1, 2])
 def test_a_damaged_length_on_a_quiet_link_does_not_keep_it_waiting(run: Run, offset: int) -> None:
-    """Pings go on, so bytes keep coming; but they are swallowed by a frame that will never be whole."""
+    """Pings continue, so bytes keep arriving; but they are swallowed by a frame that never completes."""
 
     async def scenario() -> None:
         limits = LinkLimits(ping_s=0.2, idle_s=1.0)
@@ -676,143 +493,6 @@ def test_a_silent_peer_is_dropped_and_a_talking_one_is_not(run: Run) -> None:
     run(scenario())
 
 
-def test_strangers_who_say_nothing_do_not_keep_peers_out(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        limits = LinkLimits(handshakes_max=4, handshake_s=1.0)
-        a, b = Node("a"), Node("b", limits=limits)
-        await b.links.start()
-        b.links.set_peers({"a": Address("127.0.0.1", 1)})
-        silent = [await Stranger("a").connect(b.address) for _ in range(3)]
-        await a.links.start()
-        a.links.set_peers({"b": b.address})
-        await a.until(lambda: "b" in a.live)
-
-        more = [await Stranger("a").connect(b.address) for _ in range(6)]
-        for stranger in silent + more:
-            await stranger.closed()
-        a.links.send("b", a.live["b"], b"x")
-        await b.until(lambda: b.frames == [b"x"])
-        await a.links.stop()
-        await b.links.stop()
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario())
-    assert any("4 connections are not authenticated yet" in line for line in caplog.messages)
-    assert any("did not finish the handshake" in line for line in caplog.messages)
-
-
-def test_refused_strangers_are_logged_once_per_kind_not_once_each(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        b = Node("b")
-        async with started(b):
-            for _ in range(20):
-                stranger = await Stranger("a").connect(b.address)
-                await stranger.loop.sock_sendall(stranger.sock, b"GET / HTTP/1.1\r\n\r\n")
-                await stranger.closed()
-            assert b.events == []
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario())
-    assert len([line for line in caplog.messages if "does not speak the peer protocol" in line]) == 1
-
-
-@pytest.mark.parametrize(
-    ("stranger", "said", "logged"),
-    [
-        ({"node": "a", "secret": b"w" * 16}, "its secret differs from ours", "'a' it could not prove"),
-        (
-            {"node": "a", "cluster": "c2"},
-            "different cluster: 'a' belongs to 'c2'",
-            "different cluster: 'a' belongs to 'c2', 'b' to 'c1'",
-        ),
-        ({"node": "aa"}, "not among the peers", "'aa' is not among the peers of 'b'"),
-        ({"node": "b"}, "same name", "another node has the same name 'b'"),
-        ({"node": "a", "secret": None}, "uses a secret, we use none", "'a' uses no secret, we use one"),
-    ],
-    ids=["secret", "cluster", "unknown", "ours", "no-secret"],
-)
-def test_who_does_not_belong_is_refused_and_both_sides_can_find_out_why(
-    run: Run, caplog: pytest.LogCaptureFixture, stranger: dict[str, Any], said: str, logged: str
-) -> None:
-    async def scenario() -> None:
-        b = Node("b")
-        async with started(b):
-            b.links.set_peers({"a": Address("127.0.0.1", 1)})
-            with pytest.raises(Exception, match=said):
-                await (await Stranger(**stranger).connect(b.address)).greet("b")
-            await eventually(lambda: any(logged in line for line in caplog.messages))
-            assert b.events == []
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("of_a", "of_b", "said"),
-    [
-        ({"cluster": "c1/1"}, {"cluster": "c1/2"}, "different founders or backup"),
-        ({"secret": b"v" * 16}, {}, "secret differs from ours"),
-        ({"secret": None}, {}, "secret"),
-    ],
-    ids=["founders", "secret", "no-secret"],
-)
-def test_both_sides_say_why_there_is_no_link_although_both_are_there(
-    run: Run, of_a: dict[str, Any], of_b: dict[str, Any], said: str
-) -> None:
-    """Also the one that is only dialed: it asks the one that dials, and hears the same."""
-
-    async def scenario() -> None:
-        a, b = Node("a", limits=ASKING, **of_a), Node("b", limits=ASKING, **of_b)
-        async with started(a, b):
-            await eventually(lambda: said in (a.links.status()["b"].refused or ""))
-            await eventually(lambda: said in (b.links.status()["a"].refused or ""))
-            assert a.events == b.events == []
-
-    run(scenario())
-
-
-def test_a_removed_node_is_told_so_whichever_of_the_two_dials(run: Run) -> None:
-    async def scenario() -> None:
-        a, b, c = (Node(name, limits=ASKING) for name in "abc")
-        async with started(a, b, c):
-            await eventually(lambda: all(len(node.live) == 2 for node in (a, b, c)))
-            peers = {node.name: node.address for node in (a, b, c)}
-            for node, removed in ((a, "c"), (b, "a")):
-                rest = {name: place for name, place in peers.items() if name != removed}
-                node.links.set_peers(rest, removed={removed})
-
-            await eventually(lambda: "removed for good" in c.removed.get("a", ""))
-            await eventually(lambda: "removed for good" in a.removed.get("b", ""))
-            assert b.removed == {} and set(c.removed) == {"a"} and "b" in c.live, "others keep their links"
-
-    run(scenario())
-
-
-def test_a_peer_that_is_dialed_at_a_wrong_address_says_that_the_other_is_there(run: Run) -> None:
-    async def scenario() -> None:
-        a, b = Node("a", limits=ASKING), Node("b", limits=ASKING)
-        async with started(a, b):
-            a.links.set_peers({"b": Address("127.0.0.1", 1)})
-            await eventually(lambda: "does it have our address?" in b.error("a"))
-            assert b.links.status()["a"].refused is None
-            assert not a.links.status()["b"].connected
-
-    run(scenario())
-
-
-def test_a_dialers_status_says_why_it_is_alone(run: Run) -> None:
-    async def scenario() -> None:
-        a, b = Node("a", secret=b"v" * 16), Node("b")
-        async with started(a, b):
-            await eventually(lambda: "secret" in a.error("b"))
-            status = a.links.status()["b"]
-
-            assert not status.connected and status.session is None
-            assert a.events == b.events == []
-
-    run(scenario())
-
-
 # Callbacks.
 
 
@@ -849,111 +529,6 @@ def test_frames_sent_before_stop_still_arrive(run: Run, tls: bool, tmp_path: Pat
             await b.until(lambda: "a" not in b.live)
 
             assert b.frames == frames
-
-    run(scenario())
-
-
-# TLS.
-
-
-def certificates(folder: Path, *nodes: str, common: bool = False) -> dict[str, TlsFiles]:
-    """A certificate per node, all of one new CA; the node id is a DNS name, or only the common name."""
-    authority = trustme.CA()
-    place = Path(tempfile.mkdtemp(dir=folder))
-    authority.cert_pem.write_to_path(str(place / "ca.pem"))
-    made: dict[str, TlsFiles] = {}
-    for node in nodes:
-        leaf = authority.issue_cert("host.example", common_name=node) if common else authority.issue_cert(node)
-        cert, key = place / f"{node}.pem", place / f"{node}.key"
-        leaf.private_key_pem.write_to_path(str(key))
-        for number, blob in enumerate(leaf.cert_chain_pems):
-            blob.write_to_path(str(cert), append=number > 0)
-        made[node] = TlsFiles(cert=cert, key=key, ca=place / "ca.pem")
-    return made
-
-
-@pytest.mark.parametrize("secret", [None, SECRET], ids=["tls", "tls-and-secret"])
-@pytest.mark.parametrize("common", [False, True], ids=["dns-name", "common-name"])
-def test_nodes_with_certificates_of_one_ca_talk(run: Run, tmp_path: Path, secret: bytes | None, common: bool) -> None:
-    async def scenario() -> None:
-        files = certificates(tmp_path, "a", "b", common=common)
-        a, b = Node("a", secret=secret, tls=files["a"]), Node("b", secret=secret, tls=files["b"])
-        big = random.Random(2).randbytes(3_000_000)
-        async with connected(a, b):
-            a.send("b", b"small")
-            a.send("b", big)
-            b.send("a", b"answer")
-            await b.until(lambda: b.frames == [b"small", big])
-            await a.until(lambda: a.frames == [b"answer"])
-
-    run(scenario())
-
-
-def test_a_certificate_of_another_ca_is_refused_by_both_sides(run: Run, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        ours, theirs = certificates(tmp_path, "a", "b"), certificates(tmp_path, "a", "b")
-        trusting = TlsFiles(cert=theirs["a"].cert, key=theirs["a"].key, ca=ours["a"].ca)
-        for files in (theirs["a"], trusting):
-            a, b = Node("a", secret=None, tls=files), Node("b", secret=None, tls=ours["b"])
-            async with started(a, b):
-                await eventually(lambda a=a: "TLS" in a.error("b") or "certificate" in a.error("b"))  # type: ignore[misc]
-                assert a.events == b.events == []
-
-    run(scenario())
-
-
-def test_a_certificate_that_names_another_node_is_refused(run: Run, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        files = certificates(tmp_path, "a", "b", "z")
-        a, b = Node("a", secret=None, tls=files["z"]), Node("b", secret=None, tls=files["b"])
-        async with started(a, b):
-            await eventually(lambda: "does not name 'a'" in a.error("b").replace("\\", ""))
-            assert a.events == b.events == []
-        a, b = Node("a", secret=None, tls=files["a"]), Node("b", secret=None, tls=files["z"])
-        async with started(a, b):
-            await eventually(lambda: "does not name 'b'" in a.error("b"))
-            assert a.events == b.events == []
-
-    run(scenario())
-
-
-def test_the_secret_is_asked_for_inside_tls_too(run: Run, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        files = certificates(tmp_path, "a", "b")
-        a, b = Node("a", secret=b"u" * 16, tls=files["a"]), Node("b", tls=files["b"])
-        async with started(a, b):
-            await eventually(lambda: "secret" in a.error("b"))
-            assert a.events == b.events == []
-
-    run(scenario())
-
-
-@pytest.mark.parametrize("dialer_has_tls", [False, True])
-def test_tls_and_plain_do_not_meet(run: Run, tmp_path: Path, dialer_has_tls: bool) -> None:
-    async def scenario() -> None:
-        files = certificates(tmp_path, "a", "b")
-        a = Node("a", tls=files["a"] if dialer_has_tls else None)
-        b = Node("b", tls=None if dialer_has_tls else files["b"])
-        async with started(a, b):
-            await eventually(lambda: a.error("b") != "")
-            assert a.events == b.events == []
-            assert "TLS" in a.error("b"), a.error("b")
-
-    run(scenario())
-
-
-def test_an_older_tls_version_is_refused(run: Run, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        files = certificates(tmp_path, "a", "b")
-        b = Node("b", secret=None, tls=files["b"])
-        async with started(b):
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname = False
-            context.load_cert_chain(files["a"].cert, files["a"].key)
-            context.load_verify_locations(files["a"].ca)
-            context.maximum_version = ssl.TLSVersion.TLSv1_2
-            with pytest.raises(OSError):
-                await asyncio.open_connection("127.0.0.1", b.links.port, ssl=context, server_hostname="")
 
     run(scenario())
 

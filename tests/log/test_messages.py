@@ -1,4 +1,4 @@
-"""The gate between peers: what a correct node sends passes unchanged, everything else is refused as `Malformed`."""
+"""The checks between peers: messages of a correct node pass unchanged, everything else is refused as `Malformed`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from holdfast.log.messages import (
     MEMBERS_MAX,
     MESSAGES_MAX,
     NODE_BYTES_MAX,
+    SLICE_ELEMENTS,
     SPLIT_ELEMENTS,
+    TABLE_ROWS_MAX,
     App,
     Append,
     AppendAck,
@@ -50,6 +52,7 @@ from holdfast.log.messages import (
     decode,
     encode,
     encode_frames,
+    slices,
 )
 from holdfast.sdk.bounds import Walk
 
@@ -131,7 +134,7 @@ def test_there_is_an_example_of_every_kind() -> None:
 
 
 @given(st.lists(envelopes, max_size=8))
-def test_what_is_encoded_is_decoded_unchanged(batch: list[Envelope]) -> None:
+def test_messages_survive_encoding_and_decoding(batch: list[Envelope]) -> None:
     again = decode(encode(batch))
 
     assert again == batch
@@ -147,7 +150,7 @@ def test_a_decoded_entry_is_the_tuple_the_engine_compares() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_arbitrary_bytes_are_refused_or_mean_what_they_say(noise: bytes) -> None:
+def test_arbitrary_bytes_are_refused_or_encode_to_the_same_bytes(noise: bytes) -> None:
     try:
         decoded = decode(noise)
     except Malformed:
@@ -206,7 +209,7 @@ def test_a_message_with_a_field_too_few_or_too_many_is_refused(message: Message)
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
 @pytest.mark.parametrize("value", [-1, INT_MAX + 1, 1.0, "1", None, [], True])
-def test_a_number_that_is_not_one_is_refused_in_every_place(message: Message, value: object) -> None:
+def test_an_invalid_number_is_refused_in_every_field(message: Message, value: object) -> None:
     row = row_of(message)
     for place, old in enumerate(row):
         if type(old) is int:
@@ -216,7 +219,7 @@ def test_a_number_that_is_not_one_is_refused_in_every_place(message: Message, va
 
 @pytest.mark.parametrize("message", [m for m in EXAMPLES if type(row_of(m)[-1]) is bool], ids=repr)
 @pytest.mark.parametrize("value", [0, 1, None, "yes"])
-def test_a_truth_that_is_not_true_or_false_is_refused(message: Message, value: object) -> None:
+def test_a_flag_that_is_not_a_boolean_is_refused(message: Message, value: object) -> None:
     with pytest.raises(Malformed, match="boolean"):
         decode(frame_of([*row_of(message)[:-1], value]))
 
@@ -238,7 +241,7 @@ def test_a_truth_that_is_not_true_or_false_is_refused(message: Message, value: o
         ("too deep to be parsed", b"\x91" * 100_000),
     ],
 )
-def test_a_frame_that_is_no_list_of_messages_is_refused(what: str, frame: bytes) -> None:
+def test_a_frame_that_is_not_a_list_of_messages_is_refused(what: str, frame: bytes) -> None:
     with pytest.raises(Malformed):
         decode(frame)
 
@@ -426,8 +429,8 @@ def test_an_append_among_several_obeys_the_rules_of_one(wrong: Any) -> None:
         [3, 1, None, 1, 1, 1],
     ],
 )
-def test_lists_in_lists_in_lists_are_refused_as_anything_else(row: list[Any]) -> None:
-    """They are deeper than can be printed, and the refusal must not stumble over that."""
+def test_deeply_nested_lists_are_refused(row: list[Any]) -> None:
+    """They are too deep to be printed, and the refusal must not fail because of that."""
     deep = b"\x91" * 1010 + b"\x90"
 
     with pytest.raises(Malformed):
@@ -459,3 +462,51 @@ def count_elements(frame: bytes) -> int:
     walk = Walk(frame)
     walk.skip(ELEMENTS_MAX)
     return walk.seen
+
+
+# -- slices of large frames ------------------------------------------------------------------------------------------
+
+
+def _large() -> list[Envelope]:
+    """Messages of every size: many small ones, some with many entries, and one of megabytes."""
+    few = [Envelope(GroupId(n), 1, AppendAck(3, n)) for n in range(20_000)]
+    entries = tuple((b"\0" * 60, index, 3) for index in range(1, 2001))
+    windows = [Envelope(GroupId(n), 1, Append(3, 0, 0, 0, entries)) for n in range(20)]
+    return [*few, *windows, Envelope(GroupId(0), 0, App(b"x" * 3_000_000)), *few[:5]]
+
+
+def test_the_slices_of_a_frame_have_its_messages_in_order() -> None:
+    envelopes = _large()
+
+    parts = [decode(part) for part in slices(encode(envelopes))]
+
+    assert [envelope for part in parts for envelope in part] == envelopes
+    assert len(parts) > 10
+    assert max(map(len, parts)) <= SLICE_ELEMENTS
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16])
+def test_a_frame_of_few_messages_has_few_slices(count: int) -> None:
+    envelopes = _large()[:count]
+
+    assert [decode(part) for part in slices(encode(envelopes))] == ([envelopes] if envelopes else [])
+
+
+def test_a_frame_that_is_malformed_late_gives_the_slices_before() -> None:
+    frame = encode(_large())
+
+    for wrong in (frame[:-1], frame + b"\0", b"\x93" + b"\x90" * 2, b"\xc0", b"\xdd\xff\xff\xff\xff" + bytes(300_000)):
+        with pytest.raises(Malformed):
+            for part in slices(wrong):
+                decode(part)
+
+
+def test_a_frame_of_a_million_elements_is_never_parsed_as_a_whole() -> None:
+    table = [14, 0, 0, [1, 1, 1, 1] * TABLE_ROWS_MAX]
+    frame = msgpack.packb([table] * 20 + [[12, 0, 0, bytes(APP_BYTES_MAX)]])
+
+    parts = list(slices(frame))
+
+    assert len(parts) == 21, "no two of these messages share a slice"
+    with pytest.raises(Malformed, match="bounded list"):
+        decode(msgpack.packb([[14, 0, 0, [1, 1, 1, 1] * (TABLE_ROWS_MAX + 1)]]))

@@ -11,9 +11,10 @@ import pytest
 import uvloop
 
 from holdfast.log.engine import Limits, Snapshot
+from holdfast.log.environment import NodeConfig
 from holdfast.log.errors import BadChange, NoSpace, NotLeader, OutcomeUnknown, ProposalError, Stopped, TooLarge
 from holdfast.log.messages import GroupId
-from holdfast.log.node import Group, LogNode, NodeConfig
+from holdfast.log.node import Group, LogNode
 from holdfast.log.replica import Committed
 from holdfast.log.sockets import Address
 
@@ -22,7 +23,7 @@ PATIENCE_S = 60.0
 
 
 class ListMachine:
-    """Everything it was ever told, in order."""
+    """All its entries, in order."""
 
     def __init__(self) -> None:
         self.commands: list[bytes] = []
@@ -78,7 +79,7 @@ class Cluster:
                 await asyncio.sleep(0.01)
 
     async def write(self, command: bytes, group: int = 1) -> int:
-        """Retry what definitely failed, on whoever leads."""
+        """Retry definite failures, at the current leader."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
@@ -157,7 +158,7 @@ def test_proposals_of_one_turn_share_an_entry(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_what_was_acknowledged_is_there_after_a_restart_of_all(tmp_path: Path) -> None:
+def test_acknowledged_entries_survive_a_restart_of_all_nodes(tmp_path: Path) -> None:
     async def scenario() -> None:
         names = ["n1", "n2", "n3"]
         async with Cluster(tmp_path, names) as cluster:
@@ -172,7 +173,7 @@ def test_what_was_acknowledged_is_there_after_a_restart_of_all(tmp_path: Path) -
     asyncio.run(scenario())
 
 
-def test_the_others_go_on_when_the_leader_stops(tmp_path: Path) -> None:
+def test_the_other_nodes_continue_when_the_leader_stops(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Cluster(tmp_path, ["n1", "n2", "n3"]) as cluster:
             form(cluster)
@@ -189,8 +190,8 @@ def test_the_others_go_on_when_the_leader_stops(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_client_that_gave_up_disturbs_nobody(tmp_path: Path) -> None:
-    """Its future is cancelled when the answer comes; the entry is applied once, and the node works on."""
+def test_a_cancelled_caller_does_no_harm(tmp_path: Path) -> None:
+    """Its future is cancelled when the answer arrives; the entry is applied once, and the node continues."""
 
     async def main() -> None:
         async with Cluster(tmp_path, ["n1"]) as cluster:
@@ -270,7 +271,7 @@ def test_a_member_is_added_replaced_and_removed_while_clients_write(tmp_path: Pa
     asyncio.run(scenario())
 
 
-def test_a_change_of_members_waits_for_whoever_must_come_to_a_rest(tmp_path: Path) -> None:
+def test_a_change_of_members_waits_until_the_leader_may_seal(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Cluster(tmp_path, ["n1", "n2", "n3"]) as cluster:
             form(cluster)
@@ -359,7 +360,7 @@ def test_leadership_moves_on_request(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_bytes_for_the_rooms_above_travel_beside_the_log(tmp_path: Path) -> None:
+def test_bytes_for_the_rooms_above_share_the_link_with_the_log(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Cluster(tmp_path, ["n1", "n2"]) as cluster:
             form(cluster)
@@ -378,7 +379,7 @@ def test_bytes_for_the_rooms_above_travel_beside_the_log(tmp_path: Path) -> None
     asyncio.run(scenario())
 
 
-def test_a_node_that_has_stopped_says_so_instead_of_waiting(tmp_path: Path) -> None:
+def test_a_stopped_node_refuses_instead_of_waiting(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Cluster(tmp_path, ["n1"]) as cluster:
             form(cluster)
@@ -395,7 +396,7 @@ def test_a_node_that_has_stopped_says_so_instead_of_waiting(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
-def test_whoever_waits_when_the_node_fails_is_told_that_the_outcome_is_open(tmp_path: Path) -> None:
+def test_callers_get_an_unknown_outcome_when_the_node_fails(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Cluster(tmp_path, ["n1"]) as cluster:
             form(cluster)
@@ -419,7 +420,7 @@ def test_whoever_waits_when_the_node_fails_is_told_that_the_outcome_is_open(tmp_
     asyncio.run(scenario())
 
 
-def test_whoever_waits_for_a_full_disk_is_told_at_once_and_what_was_written_counts_when_there_is_room(
+def test_callers_are_refused_at_once_on_a_full_disk_and_staged_writes_count_when_there_is_room(
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:
@@ -448,7 +449,7 @@ def test_whoever_waits_for_a_full_disk_is_told_at_once_and_what_was_written_coun
     asyncio.run(scenario())
 
 
-def test_a_node_whose_port_is_taken_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_node_whose_port_is_in_use_cleans_up(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Cluster(tmp_path, ["n1"]) as cluster:
             threads = threading.active_count()
@@ -464,7 +465,7 @@ def test_a_node_whose_port_is_taken_leaves_nothing_behind(tmp_path: Path) -> Non
                 await LogNode(config, open_machine=lambda _: ListMachine()).start()
 
             assert threading.active_count() == threads
-            await cluster.start("n2")  # Its directory was let go.
+            await cluster.start("n2")  # Its directory was released.
 
     asyncio.run(scenario())
 

@@ -1,4 +1,4 @@
-"""What a leader knows of a follower: `match` never falls, `next` stays above it, and no more is in flight than is counted."""
+"""A leader's view of a follower: `match` never falls, `next` stays above it, and bytes in flight are counted exactly."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def test_the_wait_is_measured_from_the_oldest_message_without_an_answer() -> Non
     assert progress.waiting_since == 5.0
 
 
-def test_an_older_acknowledgement_is_no_news_and_lowers_nothing() -> None:
+def test_an_older_acknowledgement_changes_nothing() -> None:
     progress = replicating(10)
 
     assert not progress.acknowledged(7, 1.0)
     assert (progress.match, progress.next) == (10, 11)
 
 
-def test_a_rejection_of_what_was_acknowledged_since_is_old_news() -> None:
+def test_a_rejection_of_an_index_acknowledged_since_is_ignored() -> None:
     """The defect that lost data in the stock engine: a late rejection moved `next` back below `match`."""
     progress = replicating(10)
 
@@ -86,7 +86,7 @@ def test_a_rejection_of_something_in_flight_starts_a_probe_at_the_hint() -> None
     assert (progress.flow, progress.next, progress.in_flight_bytes, len(progress.in_flight)) == (Flow.PROBE, 15, 0, 0)
 
 
-def test_a_hint_below_match_or_above_the_rejected_entry_is_not_believed() -> None:
+def test_a_hint_below_match_or_above_the_rejected_entry_is_ignored() -> None:
     progress = replicating(10)
     progress.sent(20, 100, 1.0)
     assert progress.rejected(15, 2)
@@ -97,8 +97,8 @@ def test_a_hint_below_match_or_above_the_rejected_entry_is_not_believed() -> Non
     assert probing.next == 49
 
 
-def test_only_the_answer_to_the_present_probe_moves_it() -> None:
-    """Several rejections of pipelined messages arrive in a row: the first decides."""
+def test_only_the_answer_to_the_current_probe_moves_it() -> None:
+    """Several rejections of pipelined messages arrive in a row: the first one decides."""
     progress = Progress(50, now=0.0)
     progress.sent(60, 1, 0.0)
 
@@ -108,7 +108,7 @@ def test_only_the_answer_to_the_present_probe_moves_it() -> None:
     assert progress.next == 20
 
 
-def test_a_follower_waiting_for_a_snapshot_is_sent_nothing_else_and_rejections_do_not_matter() -> None:
+def test_a_follower_waiting_for_a_snapshot_gets_nothing_else_and_rejections_are_ignored() -> None:
     progress = replicating(10)
     progress.sent(20, 100, 1.0)
     progress.offer_snapshot()
@@ -118,7 +118,7 @@ def test_a_follower_waiting_for_a_snapshot_is_sent_nothing_else_and_rejections_d
     assert progress.flow is Flow.SNAPSHOT
 
 
-def test_an_acknowledged_snapshot_starts_replication_behind_it() -> None:
+def test_an_acknowledged_snapshot_starts_replication_after_it() -> None:
     progress = Progress(5, now=0.0)
     progress.offer_snapshot()
 

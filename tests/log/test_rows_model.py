@@ -25,7 +25,7 @@ MEMBERS = (NodeId("n1"), NodeId("n2"), NodeId("n3"))
 
 @dataclass
 class Twin:
-    """A group as it should be."""
+    """The expected state of a group."""
 
     epoch: int = 0
     term: int = 0
@@ -51,7 +51,7 @@ class Twin:
 
 @dataclass(frozen=True)
 class Stone:
-    """A group that was forgotten."""
+    """A forgotten group."""
 
     epoch: int
     term: int
@@ -99,8 +99,8 @@ class History:
         self.store = open_store()
         self.journal = Journal(self.store, self.rows)
         self.model: Model = {}
-        self.disk: Model = {}  # What is durable,
-        self.flying: Model | None = None  # and what is on its way there.
+        self.disk: Model = {}  # The durable state,
+        self.flying: Model | None = None  # and that of the current commit.
         self.written = 0
 
     def twins(self) -> dict[GroupId, Twin]:
@@ -143,7 +143,7 @@ class History:
         twin.rebase(index, twin.term_of(index) or 0)
 
     def install(self, group: GroupId) -> None:
-        """A state replaces the log, or what of it is not behind it."""
+        """A state replaces the log, except for entries after it."""
         twin, rng = self.twins()[group], self.rng
         index = twin.commit + rng.randint(1, 6)
         term = twin.term_of(index)
@@ -158,7 +158,7 @@ class History:
         self.journal.groups[group].reset(index, term)
 
     def several(self, group: GroupId) -> None:
-        """Much happens to one group between two commits."""
+        """Many changes of one group between two commits."""
         for _ in range(self.rng.randint(2, 6)):
             step = self.rng.choice([self.append_one, self.append_one, self.append_one, self.truncate, self.install])
             step(group)
@@ -218,16 +218,17 @@ class History:
         self.compare(self.journal, self.disk)
         self.model = copy_of(self.disk)
         for group, twin in self.twins().items():
-            twin.commit = self.journal.groups[group].commit  # Which may be behind.
+            twin.commit = self.journal.groups[group].commit  # It may be behind.
 
     def damage(self) -> None:
-        """One bit flips, or one key is lost: that is refused, or concerns nothing that anybody reads."""
+        """One bit flips, or one key is lost: that is refused, or concerns nothing that is ever read."""
         assert isinstance(self.store, SimDisk)
         name = self.rng.choice(self.store.tables())
         key = self.rng.choice(self.store.keys(name))
         at = self.rng.randrange(1 << 20)
         self.store.flip_bit(name, key, at)
-        # In rows there is also what was trimmed, cut off or moved: it may be damaged as it likes, if nothing else is.
+        # Rows also hold entries that were trimmed, truncated or moved, where damage does not matter if everything else
+        # is intact.
         unread = name.startswith("log.") and int.from_bytes(key, "big") <= self.durable_base(name)
         unread |= name == RECENT and int.from_bytes(key, "big") < self.store.filed
         try:
@@ -247,7 +248,7 @@ class History:
     # -- what must be ----------------------------------------------------------------------------------------------------
 
     def compare(self, journal: Journal, model: Model) -> None:
-        """A journal that was opened just now, and what was durable."""
+        """A newly opened journal, and the durable state."""
         assert set(journal.groups) == {group for group, twin in model.items() if isinstance(twin, Twin)}
         for group, twin in model.items():
             if isinstance(twin, Stone):

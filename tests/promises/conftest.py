@@ -1,4 +1,4 @@
-"""The worlds that the promises' tests share: one node, and three of which leaders are killed.
+"""The worlds that the tests of the promises share: one node, and three nodes whose leaders are killed.
 
 Starting them takes longer than most tests, so they are started once. Each test marks its own invocations.
 """

@@ -1,4 +1,4 @@
-"""The handlers of the promises' tests, as a process of their own. Each effect is a line in the oracle's file."""
+"""The handlers of the tests of the promises, in a process of their own. Each effect is a line in the oracle's file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VERSION: list[str] = ["1"]
 
 
 def effect(step: str, **more: Any) -> str:
-    """One write of one line: it is there in full, or not at all."""
+    """One write of one line: it is complete or absent."""
     line = json.dumps({"step": step, "pid": os.getpid(), "at": time.time(), **more}) + "\n"
     fd = os.open(ORACLE[0], os.O_WRONLY | os.O_APPEND)
     try:
@@ -40,7 +40,7 @@ def effect(step: str, **more: Any) -> str:
 
 
 def gated(step: str, gate: str, mark: str) -> str:
-    """Begins, then waits for a file: the test decides when, and who is killed meanwhile."""
+    """Begins, then waits for a file: the test decides when, and which process is killed in the meantime."""
     effect(f"{step} begins", mark=mark)
     while not os.path.exists(gate):
         time.sleep(0.01)
@@ -71,7 +71,7 @@ def effect_of(step: str, mark: str) -> Any:
 
 @three.handler
 async def branches(ctx: Context, given: dict[str, Any]) -> list[str]:
-    """Ten at once; each waits for a gate of its own."""
+    """Ten at once; each waits for its own gate."""
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(branch(ctx, number, f"{given['gate']}-{number}", given["mark"])) for number in range(10)
@@ -137,7 +137,7 @@ async def terminal(ctx: Context, mark: str) -> None:
 
 @failing.handler
 async def crashes(ctx: Context, given: dict[str, Any]) -> str:
-    """The handler itself fails, not a step of it."""
+    """The handler itself fails, not one of its steps."""
     effect("attempt", mark=given["mark"])
     tried = sum(given["mark"] in line and '"attempt"' in line for line in ORACLE[0].read_text().splitlines())
     if tried < given["succeeds"]:
@@ -150,7 +150,7 @@ counter = VirtualObject("counter")
 
 @counter.handler
 async def add(ctx: ObjectContext, mark: str) -> int:
-    """Between enter and leave nobody else of this key may be seen."""
+    """Between enter and leave, no other invocation of this key may run."""
     await ctx.run("enter", lambda: effect("enter", mark=mark, key=ctx.key, id=ctx.invocation_id))
     count = (await ctx.get("count", int) or 0) + 1
     ctx.set("count", count)
@@ -165,7 +165,7 @@ async def read(ctx: ObjectContext) -> int:
 
 @counter.handler
 async def hold(ctx: ObjectContext, given: dict[str, str]) -> int:
-    """Reads, waits at its gate, then writes: what a zombie would do too late."""
+    """Reads, waits at its gate, then writes: like a zombie that writes too late."""
     count = await ctx.get("count", int) or 0
     await ctx.run("hold", gated, "hold", given["gate"], given["mark"])
     ctx.set("count", count + 1)
@@ -191,7 +191,7 @@ versions = VirtualObject("versions")
 
 @versions.handler
 async def wait(ctx: ObjectContext) -> list[str]:
-    """Says which code ran before and after a wait."""
+    """Reports which code ran before and after a wait."""
     before = VERSION[0]
     recorded = await ctx.run("before", lambda: VERSION[0])
     awakeable = ctx.awakeable(str)
@@ -210,7 +210,7 @@ neighbours = Service("neighbours")
 
 @neighbours.handler
 async def end_process(ctx: Context, given: dict[str, str]) -> None:
-    """As an operating system ends a process that takes too much memory."""
+    """Like an operating system that kills a process for its memory use."""
     mark = given["mark"]
     await ctx.run("before", lambda: effect("before", mark=mark))
 
@@ -223,7 +223,7 @@ async def end_process(ctx: Context, given: dict[str, str]) -> None:
 
 @neighbours.handler
 async def block(ctx: Context, given: dict[str, Any]) -> str:
-    """As code that does not await what it should."""
+    """Like code that blocks instead of awaiting."""
     await ctx.run("before", lambda: effect("before", mark=given["mark"]))
     time.sleep(given["seconds"])
     return "done"

@@ -1,10 +1,11 @@
-"""Real processes for the promises: nodes, handlers, and an oracle outside of both that sees every side effect.
+"""Real processes for the promises: nodes, handlers, and an external oracle that sees every side effect.
 
-A node is `python -m holdfast serve`, handlers are `python -m tests.promises.handlers`. Both are killed and stopped by process
-id. The oracle is a file that handlers append to, one line per effect in one write: nothing that Holdfast does can change it.
+A node is `python -m holdfast serve`, handlers are `python -m tests.promises.handlers`. Both are killed and stopped by
+process id. The oracle is a file that handlers append to, one line per effect in one write: nothing in Holdfast can
+change it.
 
-Tests do not ask how many nodes there are. They kill whoever leads the partition of an invocation: a node that is alone and
-comes back, or one of three, whose work another goes on with.
+Tests do not depend on the number of nodes. They kill the leader of an invocation's partition: a single node that
+restarts, or one of three, whose work another node continues.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Process(ABC):
     def __init__(self, name: str, log: Path) -> None:
         self.name = name
         self.log = log
-        self.root = Path(__file__).resolve().parents[2]  # The tree whose code it runs.
+        self.root = Path(__file__).resolve().parents[2]  # The source tree that it runs.
         self._child: subprocess.Popen[bytes] | None = None
 
     @abstractmethod
@@ -72,7 +73,7 @@ class Process(ABC):
 
     @property
     def status(self) -> int | None:
-        """How it ended; None: it runs, or was never started."""
+        """Its exit status; None: it is running, or was never started."""
         return None if self._child is None else self._child.poll()
 
     @property
@@ -84,7 +85,7 @@ class Process(ABC):
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """As a power cut would: no word, no clean-up. A stopped process dies too."""
+        """Like a power cut: no signal handler, no clean-up. A stopped process dies too."""
         if self._child is not None and self.running:
             self._child.kill()
             self._child.wait()
@@ -140,15 +141,18 @@ class Node(Process):
 
 
 class Handlers(Process):
-    def __init__(self, path: Path, oracle: Path, version: str = "1") -> None:
+    def __init__(self, path: Path, oracle: Path, version: str = "1", *, server: tuple[str, ...] = ()) -> None:
+        """`settings`: only for the first node."""
         super().__init__(f"handlers {version}", path / f"handlers-{version}.log")
         (self.port,) = free_ports(1)
         self.oracle = oracle
         self.version = version
+        self._server = server
 
     def start(self) -> None:
         arguments = ["--port", str(self.port), "--oracle", str(self.oracle), "--version", self.version]
-        self.launch(["-m", "tests.promises.handlers", *arguments])
+        module = ["tests.promises.handlers_asgi", *self._server] if self._server else ["tests.promises.handlers"]
+        self.launch(["-m", *module, *arguments])
 
     @property
     def url(self) -> str:
@@ -214,7 +218,8 @@ class World:
                 await asyncio.sleep(0.05)
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """The admin API of any node that runs. While leaders change it may say that it cannot know: then it is asked again."""
+        """The admin API of any running node. While leaders change it may be unable to answer: then the request is
+        repeated."""
         deadline = time.monotonic() + PATIENCE_S
         async with aiohttp.ClientSession() as session:
             while True:
@@ -234,7 +239,7 @@ class World:
         return answer
 
     async def succeed(self, *, force: bool = False) -> str:
-        """Another process with newer code takes over for the handlers. The id of its deployment."""
+        """Another process with newer code takes over the handlers. Returns the id of its deployment."""
         self.others.append(self.handlers)
         self.handlers = Handlers(self.path, self.oracle_file, str(int(self.handlers.version) + 1))
         self.handlers.start()
@@ -243,7 +248,7 @@ class World:
     # -- kills -------------------------------------------------------------------------------------------------------
 
     async def leader(self, partition: int) -> Node:
-        """Whoever leads it, as the nodes that run say."""
+        """The leader, as the running nodes report it."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             (shown,) = (
@@ -260,9 +265,9 @@ class World:
 
     @asynccontextmanager
     async def without_leader(self, partition: int) -> AsyncIterator[Node]:
-        """Kill whoever leads, and start it again in the end. Yields one that is there meanwhile.
+        """Kill the leader, and restart it at the end. Yields a node that runs in the meantime.
 
-        One that is alone comes back at once: who else should go on?
+        A single node restarts at once, because no other could continue.
         """
         node = await self.leader(partition)
         node.kill()
@@ -277,13 +282,13 @@ class World:
             await self.ready()
 
     async def kill_leader(self, invocation: SendHandle[Any], chance: random.Random) -> None:
-        """At a random moment; it stays away for a while."""
+        """At a random moment; it stays down for a while."""
         await asyncio.sleep(chance.uniform(0.0, 0.3))
         async with self.without_leader(self.partition(invocation)):
             await asyncio.sleep(chance.uniform(0.1, 0.6))
 
     async def kill_somebody(self, chance: random.Random) -> None:
-        """The handlers, or the leader of some partition."""
+        """Kill the handlers, or the leader of some partition."""
         await asyncio.sleep(chance.uniform(0.05, 0.5))
         if chance.random() < 0.5:
             self.handlers.kill()
@@ -302,7 +307,7 @@ class World:
         return [json.loads(line) for line in self.oracle_file.read_text().splitlines()]
 
     def counts(self, **wanted: Any) -> Counter[str]:
-        """How often each step took effect, of the effects that match."""
+        """How often each matching step took effect."""
         return Counter(
             effect["step"]
             for effect in self.effects()
@@ -319,7 +324,7 @@ class World:
         Path(self.gate(name)).touch()
 
     async def heal(self) -> None:
-        """Everybody is there again, for the next test."""
+        """Restart everything, for the next test."""
         for process in [*self.nodes, self.handlers]:
             if not process.running:
                 process.start()

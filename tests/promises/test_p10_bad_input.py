@@ -19,7 +19,7 @@ async def refused(here: World, method: str, url: str, status: int, **more: Any) 
         return answer
 
 
-async def test_every_kind_of_bad_request_is_told_what_to_do(tmp_path: Path) -> None:
+async def test_the_answer_to_every_kind_of_bad_request_says_what_to_do(tmp_path: Path) -> None:
     async with world(tmp_path) as here, here.client() as client:
         assert await client.call(add, "before", key="k") == 1
         url, admin = here.node.url, here.node.admin

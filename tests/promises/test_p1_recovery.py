@@ -12,7 +12,7 @@ from tests.promises.handlers import branches, quick, run
 from tests.promises.processes import PATIENCE_S, World
 
 
-async def test_work_goes_on_at_the_step_that_did_not_finish(here: World) -> None:
+async def test_work_resumes_at_the_step_that_did_not_finish(here: World) -> None:
     async with here.client() as client:
         sent = await client.send(run, {"mark": "P1 a", "gate": here.gate("P1 a")})
         await here.saw("three begins", mark="P1 a")
@@ -53,7 +53,7 @@ async def test_of_ten_branches_the_five_finished_ones_are_not_run_again(here: Wo
 
 
 async def journaled(here: World, sent: SendHandle[list[str]], steps: int) -> None:
-    """Until the invocation's journal holds so many finished steps besides its input."""
+    """Wait until the invocation's journal holds this many finished steps besides its input."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             journal = (await here.ask("GET", f"/invocations/{sent.invocation_id}/journal"))["steps"]

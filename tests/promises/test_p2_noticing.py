@@ -1,4 +1,4 @@
-"""P2: somebody notices, without any client or cron job."""
+"""P2: failures are noticed without any client or cron job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.promises.handlers import run
 from tests.promises.processes import World
 
 
-async def test_work_goes_on_after_leader_and_handlers_died_and_no_client_asks(here: World) -> None:
+async def test_work_continues_after_leader_and_handlers_died_without_any_client(here: World) -> None:
     async with here.client() as client:
         sent = await client.send(run, {"mark": "P2 a", "gate": here.gate("P2 a")})
     await here.saw("three begins", mark="P2 a")
@@ -24,7 +24,7 @@ async def test_work_goes_on_after_leader_and_handlers_died_and_no_client_asks(he
 
 
 async def test_a_broken_connection_is_noticed_at_once(here: World) -> None:
-    """The handlers are back before the kill is noticed, if it is noticed by a timeout only."""
+    """The handlers restart before a timeout alone could notice the kill."""
     async with here.client() as client:
         await client.send(run, {"mark": "P2 b", "gate": here.gate("P2 b")})
     await here.saw("three begins", mark="P2 b")

@@ -1,4 +1,4 @@
-"""P3: retries survive what fails."""
+"""P3: retries survive failures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_attempts_of_a_step_are_counted_over_kills_of_leader_and_handlers(
             await client.attach(sent)
 
         assert "try" in failed.value.message
-        # A try that ran and was not journaled when its process or its leader died may have been repeated: once per kill.
+        # A try that ran but was not journaled when its process or its leader died may be repeated: once per kill.
         assert 6 <= here.counts(mark="P3 a")["try"] <= 8
 
 

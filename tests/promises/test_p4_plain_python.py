@@ -1,4 +1,4 @@
-"""P4: plain Python. Control flow of every kind is resumed, because it is simply run again over the journal."""
+"""P4: plain Python. Control flow of every kind is resumed, because the code simply runs again over the journal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_loops_branches_exceptions_and_tasks_resume_after_kills(here: Worl
 
 
 def solution(number: int) -> list[str]:
-    """What the handler computes, without anything durable in it."""
+    """The result of the handler, computed without anything durable."""
     path = []
     for turn in range(3):
         if (number + turn) % 3 == 0:

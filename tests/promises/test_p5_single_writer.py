@@ -14,7 +14,7 @@ from tests.promises.processes import World
 
 
 def overlaps(effects: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """(who was inside, who entered) for every key at which two were inside together."""
+    """(running, entering) for every key with two invocations inside at once."""
     inside: dict[str, str] = {}
     found = []
     for effect in effects:
@@ -51,7 +51,7 @@ async def test_a_zombie_that_wakes_cannot_write(here: World) -> None:
         await here.saw("hold begins", mark="P5 b")
         zombie = here.handlers
         zombie.signal(signal.SIGSTOP)
-        # Whoever leads next does not know the old stream, and finds nobody at the old address.
+        # The next leader does not know the old stream, and the old address does not answer.
         await here.kill_leader(sent, random.Random(5))
         successor = await here.succeed(force=True)
         await here.ask("POST", f"/invocations/{sent.invocation_id}/pause")
@@ -62,11 +62,11 @@ async def test_a_zombie_that_wakes_cannot_write(here: World) -> None:
         assert await client.attach(sent) == 1
         zombie.signal(signal.SIGCONT)
         await here.saw("hold", 2, mark="P5 b")  # The zombie's own step ended too,
-        assert await client.call(add, "after", key="P5 zombie") == 2  # and changed nothing.
+        assert await client.call(add, "after", key="P5 zombie") == 2  # but changed nothing.
 
 
 async def test_a_double_click_runs_once(here: World) -> None:
-    """Also one whose second click comes when another node leads."""
+    """Even if the second click arrives under another leader."""
     async with here.client() as client:
         answers = await asyncio.gather(
             *(client.call(add, "P5 c", key="P5 click", idempotency_key="order 42") for _ in range(20))

@@ -34,14 +34,14 @@ async def test_an_approval_beats_the_timer_over_kills(here: World) -> None:
         assert here.counts(mark="P6 approval")["late"] == 0
 
 
-async def test_who_waits_holds_nothing_in_the_handler_process(here: World) -> None:
+async def test_a_waiting_invocation_holds_nothing_in_the_handler_process(here: World) -> None:
     async with here.client() as client:
         sent = [await client.send(approval, 3600.0, key=f"P6 w{number}") for number in range(20)]
         await until_suspended(here, sent)
         here.handlers.kill()
         await here.kill_leader(sent[7], random.Random(6))
 
-        # Nobody serves the handlers, and still everything waits as before: nothing was running.
+        # No process serves the handlers, and everything still waits: nothing was running.
         await until_suspended(here, sent)
         here.handlers.start()
         await client.resolve_promise(waiting, "P6 w7", "yes", "Ada")

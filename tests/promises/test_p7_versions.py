@@ -1,4 +1,4 @@
-"""P7: code that resumes is the code that started."""
+"""P7: an invocation resumes on the code that started it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.promises.handlers import current, wait
 from tests.promises.processes import World
 
 
-async def test_what_runs_stays_on_its_deployment_and_what_is_new_goes_to_the_newest(here: World) -> None:
+async def test_running_invocations_stay_on_their_deployment_and_new_ones_use_the_newest(here: World) -> None:
     async with here.client() as client:
         first = here.handlers.version
         old = await client.send(wait, key="P7 old")

@@ -18,7 +18,7 @@ from tests.promises.test_p5_single_writer import overlaps
 async def test_one_of_three_nodes_may_die_at_any_time(tmp_path: Path) -> None:
     chance = random.Random(8)
     async with world(tmp_path, nodes=3, partitions=3) as here:
-        survivor = here.nodes[2]  # Whom the clients talk to; leaders die around it.
+        survivor = here.nodes[2]  # The clients use this node; leaders die around it.
         async with here.client(survivor) as client:
             results: list[list[str]] = []
             counts: list[int] = []

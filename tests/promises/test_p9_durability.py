@@ -17,7 +17,7 @@ from tests.promises.processes import World, world
 
 
 async def accept(client: Client, keys: int) -> list[str]:
-    """Sends; what is returned was acknowledged."""
+    """Send; the returned ones were acknowledged."""
     sent = await asyncio.gather(*(client.send(add, f"m{number}", key=f"k{number}") for number in range(keys)))
     return [handle.invocation_id for handle in sent]
 
@@ -45,7 +45,7 @@ async def test_all_nodes_killed_at_once_lose_nothing_acknowledged(tmp_path: Path
 
 
 async def test_a_state_that_power_loss_tore_is_rebuilt_from_the_log(tmp_path: Path) -> None:
-    """The state is not synced with every batch: after a power loss it may be anything. The log is the truth."""
+    """The state is not synced with every batch: after a power loss it may contain anything. The log is the truth."""
     chance = random.Random(9)
     async with world(tmp_path) as here:
         async with here.client() as client:
@@ -62,7 +62,7 @@ async def test_a_state_that_power_loss_tore_is_rebuilt_from_the_log(tmp_path: Pa
 
 
 def tear(state: Path, chance: random.Random) -> None:
-    """As if the machine had lost power: pages of the state missing, and another boot of the machine."""
+    """Simulates a power loss: pages of the state are missing, and the machine has another boot id."""
     (data,) = state.rglob("data.mdb")
     size = data.stat().st_size
     with data.open("r+b") as file:

@@ -1,4 +1,4 @@
-"""All disks are lost: a new node goes on from the backup, with the very steps and waits that the old one had."""
+"""All disks are lost: a new node continues from the backup, with the same steps and waits as the old one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def holdfast(*arguments: str, **environment: str) -> str:
 
 
 @pytest.mark.slow("a node is started and restored several times")
-async def test_a_node_that_lost_its_disk_goes_on_from_its_backup(
+async def test_a_node_that_lost_its_disk_continues_from_its_backup(
     tmp_path: Path,
     rclone: Server,  # noqa: F811
     credentials: Any,  # noqa: F811

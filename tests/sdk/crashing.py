@@ -11,7 +11,7 @@ from tests.sdk.fake_node import FakeNode, Invocation
 async def in_every_attempt(
     services: list[Any], begin: Callable[[FakeNode], Invocation], *, eager_state: bool = True
 ) -> tuple[bytes, Invocation]:
-    """Run once without a crash; then once for every frame, crashing behind it. All results must be equal."""
+    """Run once without a crash; then once for every frame, with a crash after it. All results must be equal."""
     node = FakeNode(eager_state=eager_state)
     node.connect(services)
     invocation = begin(node)

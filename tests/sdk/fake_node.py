@@ -1,14 +1,13 @@
-"""A node in memory: journals, acknowledgements, completions, retries and restarts, as docs/protocol.md says.
+"""A node in memory: journals, acknowledgements, completions, retries and restarts, as docs/protocol.md specifies.
 
-It talks to a real endpoint, either directly (messages are handed over as bytes) or over a WebSocket. A crash drops the
-link and with it every frame that was on the way; then attempts start again with the journal so far. It runs nested
-calls itself, so a test needs nothing else.
+It talks to a real endpoint, either directly (messages are passed as bytes) or over a WebSocket. A crash drops the link
+and with it every frame in transit; then attempts start again with the journal so far. It runs nested calls itself, so a
+test needs nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
 import time
@@ -16,18 +15,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
 import msgpack
 
 from holdfast.sdk.definition import AnyService
-from holdfast.sdk.endpoint import Endpoint, Stream
+from holdfast.sdk.endpoint import Endpoint
 from holdfast.sdk.errors import TerminalError, from_failure
 from holdfast.sdk.frames import (
-    BATCH_BYTES_MAX,
-    HIGHEST_HEADER,
     TO_NODE,
     VERSION,
-    VERSION_HEADER,
     Abandon,
     Abort,
     Ack,
@@ -51,7 +46,7 @@ from holdfast.sdk.frames import (
     decode_batch,
     encode_batch,
 )
-from holdfast.sdk.ids import child_id, new_id, workflow_id
+from holdfast.sdk.ids import ID_BYTES, InvocationId, child_id, new_id, workflow_id
 from holdfast.sdk.journal import (
     AWAITED,
     CANCELLED,
@@ -66,18 +61,19 @@ from holdfast.sdk.journal import (
     pack_step,
     some,
 )
+from tests.sdk.fake_links import Link, MemoryLink, SocketLink
 
 
 @dataclass
 class Invocation:
-    id: bytes
+    id: InvocationId
     service: str
     handler: str
     key: str | None
     payload: bytes
     headers: dict[str, str]
     seed: int
-    caller: tuple[bytes, int] | None = None
+    caller: tuple[InvocationId, int] | None = None
     steps: list[Step] = field(default_factory=list)
     order: int = 0
     epoch: int = 0
@@ -96,94 +92,10 @@ class Invocation:
         return [(OP_NAMES[step.op], step.key) for step in self.steps[1:]]
 
 
-class MemoryLink:
-    """An endpoint in this process: messages are bytes, but there is no socket."""
-
-    def __init__(self, node: FakeNode, endpoint: Endpoint) -> None:
-        self.node = node
-        self.endpoint = endpoint
-        self.version = node.version
-        self.stream = Stream(endpoint, self._write, version=self.version)
-        self.open = True
-        self.task = asyncio.ensure_future(self.stream.run())
-        self.stream.receive(encode_batch([Credit(1_000_000)], self.version))
-
-    async def _write(self, message: bytes) -> None:
-        if self.open:
-            self.node.receive(self, message)
-
-    def deliver(self, message: bytes) -> None:
-        if self.open:
-            self.stream.receive(message)
-
-    async def drop(self) -> None:
-        self.open = False
-        self.stream.close()
-        self.task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self.task
-
-
-class SocketLink:
-    """An endpoint behind a URI, over a WebSocket."""
-
-    def __init__(self, node: FakeNode, session: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self.node = node
-        self.session = session
-        self.socket = socket
-        self.version = 1
-        self.open = True
-        self.queue: asyncio.Queue[bytes] = asyncio.Queue()
-        self.tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._send())]
-
-    @classmethod
-    async def connect(cls, node: FakeNode, uri: str) -> SocketLink:
-        session = aiohttp.ClientSession()
-        try:
-            headers = {VERSION_HEADER: "1"}
-            if node.version > 1:
-                headers[HIGHEST_HEADER] = str(node.version)
-            socket = await session.ws_connect(f"{uri}/stream", headers=headers, max_msg_size=BATCH_BYTES_MAX)
-        except BaseException:
-            await session.close()
-            raise
-        link = cls(node, session, socket)
-        link.version = int(socket._response.headers[VERSION_HEADER]) if node.version > 1 else 1
-        link.deliver(encode_batch([Credit(1_000_000)], link.version))
-        return link
-
-    async def _read(self) -> None:
-        async for message in self.socket:
-            if message.type is aiohttp.WSMsgType.BINARY and self.open:
-                self.node.receive(self, message.data)
-        if self.open:
-            self.open = False
-            self.node.lost(self)
-
-    async def _send(self) -> None:
-        while True:
-            await self.socket.send_bytes(await self.queue.get())
-
-    def deliver(self, message: bytes) -> None:
-        if self.open:
-            self.queue.put_nowait(message)
-
-    async def drop(self) -> None:
-        self.open = False
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-        await self.socket.close()
-        await self.session.close()
-
-
-Link = MemoryLink | SocketLink
-
-
 class FakeNode:
-    """See the module's text. `speed`: how much faster than real time sleeps and backoffs are.
+    """See the module's docstring. `speed`: how much faster than real time sleeps and backoffs are.
 
-    `version`: the last version of the protocol that it knows. With 1 it does what nodes did before there was another.
+    `version`: the highest version of the protocol that it supports. With 1 it behaves like nodes of version 1.
     """
 
     def __init__(
@@ -195,21 +107,23 @@ class FakeNode:
         eager_state: bool = True,
         version: int = VERSION,
         limits: tuple[int, int] = (0, 0),
+        secrets: bool = True,
     ) -> None:
         self.limits = limits  # of journals: steps and bytes
+        self.secrets = secrets  # of awakeables
         self.version = version
         self.random = random.Random(seed)
         self.speed = speed
         self.latency = latency
         self.eager_state = eager_state
         self.digests = True  # False: as nodes before level 2.
-        self.invocations: dict[bytes, Invocation] = {}
+        self.invocations: dict[InvocationId, Invocation] = {}
         self.state: dict[tuple[str, str], dict[str, bytes]] = {}
         self.promises: dict[tuple[str, str, str], list[Any]] = {}
-        self.promise_waits: dict[tuple[str, str, str], list[tuple[bytes, int]]] = {}
+        self.promise_waits: dict[tuple[str, str, str], list[tuple[InvocationId, int]]] = {}
         self.link: Link | None = None
         self.out: list[Frame] = []
-        self.frames: list[Frame] = []  # everything the SDK said, applied or not
+        self.frames: list[Frame] = []  # every frame of the SDK, applied or not
         self.applied = 0
         self.on_frame: Callable[[Frame], None] | None = None
         self.crash_at: Callable[[Frame], str | None] | None = None  # "before", "after" or None
@@ -233,7 +147,7 @@ class FakeNode:
         self._restart_all()
 
     async def crash(self) -> None:
-        """The link breaks: whatever was on the way is lost."""
+        """The link breaks: everything in transit is lost."""
         link, self.link = self.link, None
         self.out.clear()
         self._inbox.clear()
@@ -262,8 +176,8 @@ class FakeNode:
         *,
         key: str | None = None,
         headers: dict[str, str] | None = None,
-        id: bytes | None = None,
-        caller: tuple[bytes, int] | None = None,
+        id: InvocationId | None = None,
+        caller: tuple[InvocationId, int] | None = None,
         suspects_max: int = 0,
     ) -> Invocation:
         raw = id or new_id(service, key, os.urandom(16))
@@ -298,7 +212,7 @@ class FakeNode:
             invocation.id, invocation.epoch, invocation.service, invocation.handler, invocation.key, invocation.epoch,
             self.now_ms(), invocation.seed, [pack_step(step) for step in invocation.steps], False,
             dict(state) if state is not None else None, self.eager_state, invocation.cancelled,
-            invocation.suspects_max, *self.limits,
+            invocation.suspects_max, *self.limits, self.secrets,
         )  # fmt: skip
 
     def now_ms(self) -> int:
@@ -381,7 +295,7 @@ class FakeNode:
                 return
 
     def _crash_now(self) -> None:
-        """From here on nothing of this link counts; the test connects again."""
+        """From now on nothing of this link counts; the test reconnects."""
         link, self.link = self.link, None
         self.out.clear()
         self._inbox.clear()
@@ -447,7 +361,7 @@ class FakeNode:
         invocation.steps.append(Step(op, key, argument, invocation.order, done, outcome))
 
     def _kept(self, op: int, argument: list[Any]) -> list[Any]:
-        """What a journal has of an argument: a digest of what went to somebody else, and no headers."""
+        """The stored form of an argument: a digest in place of a payload for others, and no headers."""
         kept = list(argument)
         if op in DIGESTED:
             at = DIGESTED[op]
@@ -518,7 +432,11 @@ class FakeNode:
             case Op.RESOLVE:
                 self.complete(invocation, index, self.resolve_promise(*where, argument[0], argument[1]))
             case Op.RESOLVE_AWAKEABLE:
-                self.complete(self.invocations[argument[0]], argument[1], argument[2])
+                other = self.invocations.get(argument[0][:ID_BYTES])
+                if other is None:
+                    return
+                assert [argument[0][ID_BYTES:]] == (other.steps[argument[1]].argument or [b""]), "its secret"
+                self.complete(other, argument[1], argument[2])
             case Op.ATTACH:
                 other = self.invocations[argument[0]]
                 task = asyncio.ensure_future(self._attach(other, invocation, index))
@@ -532,7 +450,7 @@ class FakeNode:
         assert other.outcome is not None
         self.complete(invocation, index, other.outcome)
 
-    def _child(self, invocation: Invocation, index: int, argument: list[Any], *, spread: bool) -> bytes:
+    def _child(self, invocation: Invocation, index: int, argument: list[Any], *, spread: bool) -> InvocationId:
         service, handler, key = argument[:3]
         if handler == "main" and key is not None:
             return workflow_id(service, key)
@@ -582,7 +500,7 @@ class FakeNode:
             self._begin(invocation)
 
     def complete(self, invocation: Invocation, index: int, outcome: list[Any]) -> None:
-        """A step has its outcome. Whoever completes it a second time is ignored."""
+        """A step has its outcome. A second completion is ignored."""
         step = invocation.steps[index]
         if step.outcome is not None or step.abandoned or invocation.status == "completed":
             return
@@ -632,7 +550,7 @@ async def run_with_crashes(
     frames: int,
     seconds: float = 60,
 ) -> bytes:
-    """Crash at random frames (of about `frames`), `crashes` times, each time with a fresh endpoint; the result."""
+    """Crash at random frames (of about `frames`), `crashes` times, each time with a new endpoint; returns the result."""
     left = crashes
     countdown = node.random.randrange(frames) + 1
 

@@ -1,4 +1,4 @@
-"""What hypothesis draws ids, texts and failures from."""
+"""Hypothesis strategies for ids, texts and failures."""
 
 from hypothesis import strategies as st
 

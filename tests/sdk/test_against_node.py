@@ -39,7 +39,7 @@ class Item:
 
 
 class World:
-    """Services of every kind, and what their steps did."""
+    """Services of every kind, and the effects of their steps."""
 
     def __init__(self) -> None:
         self.done: Counter[str] = Counter()
@@ -135,7 +135,7 @@ class World:
 
         @service.handler
         async def prices(ctx: Context) -> dict[str, str]:
-            self.fruits.reverse()  # As a set of texts does, from one process to the next.
+            self.fruits.reverse()  # As a set of strings may from one process to the next.
             found = {fruit: await ctx.call(price, fruit) for fruit in self.fruits}
             await ctx.sleep(1)
             return found
@@ -252,7 +252,7 @@ def test_every_operation_works_end_to_end(tmp_path: Path) -> None:
 
             main = await client.send(world.run, "ann", key="k1")
             while await client.call("approval/asked", key="k1") is None:
-                await asyncio.sleep(0.01)  # `decide` sees the state that there is when it begins.
+                await asyncio.sleep(0.01)  # `decide` sees the state at its beginning.
             assert await client.call(world.decide, "yes", key="k1") == "ann"
             assert await client.attach(main) == "ann: yes"
             assert await client.attach_workflow(world.approval, "k1") == "ann: yes"
@@ -329,7 +329,7 @@ def test_a_call_with_another_argument_in_replay_pauses_the_invocation(tmp_path: 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_parallel_branches_recover_from_handler_processes_that_vanish(tmp_path: Path, seed: int) -> None:
-    """The server is dropped without a word, again and again, in the middle of parallel steps."""
+    """The server is dropped abruptly, again and again, in the middle of parallel steps."""
 
     async def main() -> None:
         world = World()
@@ -339,7 +339,7 @@ def test_parallel_branches_recover_from_handler_processes_that_vanish(tmp_path: 
             for _ in range(4):
                 await asyncio.sleep(0.02 + rng.random() * 0.05)
                 for stream in list(server.endpoint.streams):
-                    stream.close()  # Its attempts end unheard, and the connection breaks.
+                    stream.close()  # Its attempts end silently, and the connection breaks.
             assert await asyncio.gather(*calls) == [66] * 5
             assert len(world.done) == 24
 

@@ -13,8 +13,10 @@ import pytest
 import uvicorn
 
 from holdfast.sdk import Context, Service, endpoint
-from holdfast.sdk.frames import TO_NODE, StepFrame, Waiting, decode_batch, encode_batch
+from holdfast.sdk.frames import TO_NODE, VERSION, VERSION_HEADER, StepFrame, Waiting, decode_batch, encode_batch
+from holdfast.sdk.ids import InvocationId
 from tests.sdk.fake_node import FakeNode
+from tests.sdk.test_server import check_pages_are_refused
 
 
 def app() -> Any:
@@ -94,9 +96,10 @@ def test_a_node_reaches_the_handlers(server: Any, make: Any, prefix: str) -> Non
             assert await node.call("greeter", "greet", b'"Ada"') == b'"hello Ada"'
 
             start = node.start_frame(node.invoke("greeter", "greet", b'"Bob"'))
-            start = start._replace(invocation=b"x" * 16)
+            start = start._replace(invocation=InvocationId(b"x" * 16))
             url = f"{uri}{prefix}/invoke/greeter/greet"
-            async with session.post(url, data=encode_batch([start])) as response:
+            newest = {VERSION_HEADER: str(VERSION)}
+            async with session.post(url, data=encode_batch([start]), headers=newest) as response:
                 frames = decode_batch(await response.read(), TO_NODE)
             assert [type(frame) for frame in frames] == [StepFrame, Waiting]
             async with session.post(url, data=b"nonsense") as response:
@@ -124,7 +127,7 @@ def test_a_node_reaches_the_handlers(server: Any, make: Any, prefix: str) -> Non
     asyncio.run(main())
 
 
-def test_the_rest_of_a_fastapi_application_goes_on_working() -> None:
+def test_the_rest_of_a_fastapi_application_keeps_working() -> None:
     async def main() -> None:
         async with (
             uvicorned(mounted()) as uri,
@@ -134,3 +137,8 @@ def test_the_rest_of_a_fastapi_application_goes_on_working() -> None:
             assert await response.json() == "well"
 
     asyncio.run(main())
+
+
+async def test_requests_of_web_pages_are_refused_under_asgi_too() -> None:
+    async with uvicorned(app()) as uri:
+        await check_pages_are_refused(uri, streams_refused_with=403)

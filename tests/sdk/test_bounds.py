@@ -35,7 +35,7 @@ DOCUMENTS = st.recursive(
 
 
 def elements(value: Any) -> int:
-    """Of a value, as msgpack has it: each key and each value is one."""
+    """The number of elements in msgpack: each key and each value is one."""
     if isinstance(value, list):
         return 1 + sum(map(elements, value))
     if isinstance(value, dict):
@@ -71,7 +71,7 @@ def test_the_bound_on_elements_is_exact(value: Any) -> None:
 @settings(max_examples=300)
 @given(st.binary(max_size=200), st.booleans())
 def test_any_bytes_are_refused_or_can_be_parsed(raw: bytes, large: bool) -> None:
-    """By either of the two ways: in C for small messages, step by step for large ones."""
+    """By both methods: in C for small messages, step by step for large ones."""
     try:
         check_msgpack(raw) if large else Walk(raw).skip(1000)
     except TooComplex:
@@ -79,8 +79,9 @@ def test_any_bytes_are_refused_or_can_be_parsed(raw: bytes, large: bool) -> None
             _ = msgpack.unpackb(raw, strict_map_key=False, raw=True)
 
 
-def test_headers_that_claim_more_than_there_is_reserve_nothing() -> None:
-    """Each of these three bytes has a parser reserve room for 60,000 elements: half a gigabyte for a thousand of them."""
+def test_headers_that_claim_too_much_reserve_no_memory() -> None:
+    """Each of these three bytes makes a parser reserve room for 60,000 elements: half a gigabyte for a thousand of
+    them."""
     claims = b"\xdc\xea\x60" * 1000
     small, large = claims + bytes(SMALL_BYTES - len(claims)), claims + bytes(SMALL_BYTES)
 
@@ -106,7 +107,7 @@ def test_forty_million_empty_arrays_are_refused_at_their_header() -> None:
 
 
 @given(DOCUMENTS, st.booleans())
-def test_json_within_its_bounds_is_taken_whatever_its_strings_hold(value: Any, escaped: bool) -> None:
+def test_json_within_its_bounds_is_accepted_with_any_strings(value: Any, escaped: bool) -> None:
     raw = json.dumps(value, ensure_ascii=escaped).encode()
 
     assert load_json(raw, 2 * elements(value), max(depth(value), 1)) == value  # An empty list counts twice.
@@ -170,7 +171,7 @@ def test_a_byte_order_mark_is_left_out() -> None:
     assert load_json(b"\xef\xbb\xbf[1]", 10) == [1]
 
 
-def test_encodings_that_would_hide_what_is_counted_are_refused() -> None:
+def test_encodings_that_would_evade_the_count_are_refused() -> None:
     raw = json.dumps(['"' + "x" * 10, [[], []]]).encode("utf-16-le")
 
     with pytest.raises(ValueError):
@@ -193,7 +194,7 @@ def test_hostile_json_costs_no_more_than_a_few_times_its_size() -> None:
         assert most <= 4 * len(raw) + 2_000_000, raw[:40]
 
 
-def test_what_is_shown_of_a_value_is_short() -> None:
+def test_the_text_of_a_value_is_short() -> None:
     deep: list[Any] = []
     for _ in range(5000):
         deep = [deep]

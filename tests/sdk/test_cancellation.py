@@ -46,7 +46,7 @@ def test_cancellation_is_noticed_where_the_code_waits_and_compensation_works() -
     assert undone == ["flight"]
 
 
-def test_cancellation_that_finds_nothing_waiting_fails_the_next_step_without_running_it() -> None:
+def test_a_cancellation_without_a_waiting_step_fails_the_next_step_without_running_it() -> None:
     service = Service("cancelled")
     ran: list[str] = []
     gate = threading.Event()
@@ -186,7 +186,8 @@ def test_a_step_that_runs_at_most_once_is_not_interrupted() -> None:
 
 
 def cancelled_at_the_end(handler: Callable[[Context], Coroutine[Any, Any, str]], *, crash: bool) -> tuple[Any, Any]:
-    """How a handler ends that is cancelled when its output is on its way. `crash`: after every frame from then on."""
+    """The outcome of a handler that is cancelled while its output is in transit. `crash`: after every frame from then
+    on."""
     service = Service("late")
     service.handler(name="book")(handler)
 
@@ -257,7 +258,7 @@ def test_a_cancelled_invocation_that_did_nothing_durable_ends_as_cancelled() -> 
     assert outcome == pack_outcome(CANCELLED)
 
 
-def test_code_that_catches_a_late_cancellation_completes_as_it_likes() -> None:
+def test_code_that_catches_a_late_cancellation_chooses_its_outcome() -> None:
     async def book(ctx: Context) -> str:
         try:
             await ctx.run("flight", str)
@@ -309,7 +310,7 @@ def test_a_cancellation_that_fails_only_the_loser_of_a_race_is_noticed_by_the_ne
     assert ran == ["hold", "undo"]
 
 
-def test_one_cancellation_that_crosses_a_step_on_its_way_does_not_hit_the_compensation_too() -> None:
+def test_a_cancellation_that_crosses_a_step_in_transit_does_not_cancel_the_compensation_too() -> None:
     service = Service("cancelled")
     ran: list[str] = []
 
@@ -342,7 +343,7 @@ def test_one_cancellation_that_crosses_a_step_on_its_way_does_not_hit_the_compen
                 frame: Frame, kind: type = crossed, at: FakeNode = node, found: Invocation = invocation
             ) -> None:
                 if type(frame) is kind and len(found.steps) == 1:
-                    at.cancel(found)  # The SDK has sent the step; the node hears of the cancellation first.
+                    at.cancel(found)  # The SDK has sent the step; the node learns of the cancellation first.
 
             node.on_frame = crosses
 

@@ -1,4 +1,4 @@
-"""Clients against an ingress that fails in every way it may: no request becomes two invocations."""
+"""Clients against an ingress that fails in every way: no request becomes two invocations."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ LATER_S = 0.3
 
 
 class Ingress:
-    """Answers from a list, then echoes; remembers what it was asked. `drop`: the connection breaks without an answer."""
+    """Answers from a list, then echoes; records its requests. `drop`: the connection breaks without an answer."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
@@ -80,7 +80,7 @@ both = pytest.mark.parametrize("kind", [Client, SyncClient])
 
 
 @both
-def test_a_request_is_tried_again_under_the_same_idempotency_key(kind: type) -> None:
+def test_a_request_is_retried_with_the_same_idempotency_key(kind: type) -> None:
     async def main() -> None:
         busy = (503, {"Retry-After": "0"}, b'{"message":"no leader","source":"ingress"}')
         ingress = Ingress("drop", busy, (429, {"Retry-After": "0.01"}, b"slow down"), (502, {}, b""))
@@ -95,8 +95,8 @@ def test_a_request_is_tried_again_under_the_same_idempotency_key(kind: type) -> 
 
 
 @both
-def test_a_client_that_waited_for_long_is_not_out_of_patience(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes are restarted, again and again, while it waits for an outcome. Only tries that fail use up its patience."""
+def test_waiting_for_an_outcome_does_not_use_up_the_retry_budget(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes restart repeatedly while the client waits for an outcome. Only failing tries count."""
     monkeypatch.setattr(retries, "LONG_S", LATER_S)
 
     async def main() -> None:
@@ -126,7 +126,7 @@ def test_two_requests_have_different_keys_and_a_given_key_is_kept(kind: type) ->
 
 
 @both
-def test_a_failure_of_the_handler_is_not_tried_again_whatever_its_code(kind: type) -> None:
+def test_a_failure_of_the_handler_is_never_retried(kind: type) -> None:
     async def main() -> None:
         body = json.dumps(
             {"code": 503, "message": "the model is down", "source": "invocation", "hint": "wait"}
@@ -166,7 +166,7 @@ def test_paths_are_encoded_and_delays_are_sent(kind: type) -> None:
 
 
 @both
-def test_a_paused_invocation_is_said_at_once_with_its_id(kind: type) -> None:
+def test_a_paused_invocation_is_reported_at_once_with_its_id(kind: type) -> None:
     async def main() -> None:
         headers = {"x-holdfast-status": "paused", "x-holdfast-id": "inv_1"}
         ingress = Ingress((503, headers, b'{"message":"inv_1 is paused: KeyError","source":"ingress"}'))
@@ -181,7 +181,7 @@ def test_a_paused_invocation_is_said_at_once_with_its_id(kind: type) -> None:
 
 
 @both
-def test_output_that_is_not_there_is_not_ready(kind: type) -> None:
+def test_missing_output_is_not_ready(kind: type) -> None:
     async def main() -> None:
         ingress = Ingress((470, {}, b'{"message":"has not completed"}'), (200, {}, b"7"))
         async with ingress.running() as url:
@@ -193,12 +193,12 @@ def test_output_that_is_not_there_is_not_ready(kind: type) -> None:
 
 
 @both
-def test_nobody_there_is_said_after_the_given_time(kind: type) -> None:
+def test_an_unreachable_node_is_reported_after_the_given_time(kind: type) -> None:
     async def main() -> None:
         ingress = Ingress()
         async with ingress.running() as url:
             pass
-        with pytest.raises(Unreachable, match="is a node running there"):
+        with pytest.raises(Unreachable, match="check that a node is running there"):
             if kind is Client:
                 async with Client(url, retry_for=0.3) as client:
                     await client.call("a/b")
@@ -208,14 +208,14 @@ def test_nobody_there_is_said_after_the_given_time(kind: type) -> None:
     asyncio.run(main())
 
 
-def test_a_url_that_is_none_is_refused() -> None:
+def test_an_invalid_url_of_an_ingress_is_refused() -> None:
     for url in ("localhost:8080", "ftp://host", ""):
         with pytest.raises(ValueError, match="like http"):
             Client(url)
 
 
 @both
-def test_a_client_goes_on_at_the_next_address_and_remembers_the_good_one(kind: type) -> None:
+def test_a_client_moves_to_the_next_address_and_remembers_the_working_one(kind: type) -> None:
     async def main() -> None:
         busy = (503, {"Retry-After": "30"}, b'{"message":"no leader","source":"ingress"}')
         stopping, dropping, good = Ingress(busy, busy), Ingress("drop", "drop"), Ingress()
@@ -230,7 +230,7 @@ def test_a_client_goes_on_at_the_next_address_and_remembers_the_good_one(kind: t
                 async with Client(addresses) as client:
                     return [await client.call("greeter/greet", 1), await client.call("greeter/greet", 2)]
 
-            async with asyncio.timeout(20):  # Retry-After of one node does not hold up the others.
+            async with asyncio.timeout(20):  # Retry-After of one node does not delay the others.
                 assert await (use_async() if kind is Client else asyncio.to_thread(use)) == [1, 2]
 
         assert (len(stopping.seen), len(dropping.seen), len(good.seen)) == (1, 1, 2)
@@ -240,7 +240,7 @@ def test_a_client_goes_on_at_the_next_address_and_remembers_the_good_one(kind: t
 
 
 @both
-def test_nobody_at_any_address_is_said_after_the_given_time(kind: type) -> None:
+def test_unreachable_addresses_are_reported_after_the_given_time(kind: type) -> None:
     async def main() -> None:
         with pytest.raises(Unreachable):
             await ask(kind, ["http://127.0.0.1:1", "http://127.0.0.1:2"], "call", "greeter/greet", retry_for=0.3)
@@ -249,7 +249,7 @@ def test_nobody_at_any_address_is_said_after_the_given_time(kind: type) -> None:
 
 
 @both
-def test_a_call_with_a_timeout_says_which_invocation_goes_on(kind: type) -> None:
+def test_a_call_that_times_out_names_the_invocation_that_continues(kind: type) -> None:
     service = Service("slow")
 
     @service.handler
@@ -280,4 +280,4 @@ def test_a_call_that_is_answered_in_time_is_not_limited_afterwards(kind: type) -
 
 
 def test_the_synchronous_client_is_generated_from_the_asynchronous_one() -> None:
-    assert sync_client.TWIN.read_text(encoding="utf-8") == sync_client.twin(), "run `make sync-client`"
+    assert sync_client.TARGET.read_text(encoding="utf-8") == sync_client.generated(), "run `make sync-client`"

@@ -49,7 +49,7 @@ def test_race_select_gather_and_timeout_decide_by_the_log() -> None:
     asyncio.run(main())
 
 
-def test_a_race_has_the_same_winner_in_replay_when_both_are_there() -> None:
+def test_a_race_has_the_same_winner_in_replay_when_both_are_complete() -> None:
     winners: list[str] = []
     service = Service("winner")
 
@@ -106,13 +106,17 @@ def test_an_operation_may_be_awaited_twice_and_by_two_tasks() -> None:
 
 def test_any_takes_the_first_success_and_settle_takes_every_outcome() -> None:
     service = Service("many")
+    refused: asyncio.Event
 
     async def after(ctx: Context, ms: int, text: str) -> str:
         await ctx.sleep(milliseconds=ms)
         return text
 
-    async def refuse(ctx: Context, ms: int, code: int) -> str:
-        await ctx.sleep(milliseconds=ms)
+    async def refuse(ctx: Context, code: int, after: asyncio.Event | None = None) -> str:
+        if after is not None:
+            await after.wait()
+        await ctx.sleep(milliseconds=10)
+        refused.set()
         raise TerminalError("no", code=code)
 
     def fail() -> str:
@@ -121,8 +125,10 @@ def test_any_takes_the_first_success_and_settle_takes_every_outcome() -> None:
     @service.handler
     async def handler(ctx: Context) -> list[Any]:
         first = await ctx.any(ctx.run("fails", fail), after(ctx, 60_000, "slow"), after(ctx, 10, "quick"))
+        nonlocal refused
+        refused = asyncio.Event()
         try:
-            await ctx.any(refuse(ctx, 5000, 410), refuse(ctx, 10, 409))
+            await ctx.any(refuse(ctx, 410, refused), refuse(ctx, 409))
         except TerminalError as error:
             none = error.code
         settled = await ctx.settle(ctx.run("works", lambda: 7), ctx.run("fails too", fail), after(ctx, 100, "late"))

@@ -1,4 +1,4 @@
-"""Where the attempts of all nodes meet, and how their messages are put together."""
+"""The attempts of all nodes at one endpoint, and the assembly of their messages."""
 
 import asyncio
 import re
@@ -20,8 +20,10 @@ from holdfast.sdk.frames import (
     encode_batch,
     encode_pieces,
 )
+from holdfast.sdk.ids import InvocationId
 from holdfast.sdk.journal import ProtocolError
-from tests.sdk.fake_node import FakeNode, Invocation, MemoryLink
+from tests.sdk.fake_links import MemoryLink
+from tests.sdk.fake_node import FakeNode, Invocation
 
 suspicious = Service("suspicious")
 GATE: list[asyncio.Event] = []
@@ -34,7 +36,7 @@ async def work(ctx: Context, name: str) -> str:
 
 
 class Nodes:
-    """Two of them, at one endpoint; their attempts are suspects."""
+    """Two nodes at one endpoint; their attempts are suspects."""
 
     def __init__(self) -> None:
         GATE[:] = [asyncio.Event()]
@@ -54,27 +56,75 @@ class Nodes:
         return [frame.invocation for frame in node.frames if isinstance(frame, Began)]
 
 
-def test_suspects_of_all_nodes_wait_for_one_another_and_tell_when_they_begin() -> None:
+def test_suspects_of_all_nodes_wait_for_each_other_and_report_when_they_begin() -> None:
     async def main() -> None:
         it = Nodes()
         one, two = it.nodes
-        first, second = it.start(one, "first", 1), it.start(two, "second", 1)
+        first, second = it.start(one, "first", 2), it.start(one, "second", 2)
+        third = it.start(two, "third", 2)
         plain = it.start(two, "plain", 0)
         await it.settle()
 
-        assert it.began(one) == [first.id] and it.began(two) == []
-        assert len(it.endpoint.attempts) == 3 and list(it.endpoint.held) == [it.endpoint.attempts[second.id]]
+        assert it.began(one) == [first.id, second.id] and it.began(two) == []
+        assert len(it.endpoint.attempts) == 4 and list(it.endpoint.held) == [it.endpoint.attempts[third.id]]
         GATE[0].set()
         await it.settle()
-        assert it.began(two) == [second.id]
+        assert it.began(two) == [third.id]
         ended = {frame.invocation for node in it.nodes for frame in node.frames if isinstance(frame, Output)}
-        assert ended == {first.id, second.id, plain.id}
+        assert ended == {first.id, second.id, third.id, plain.id}
         assert not it.endpoint.suspects and not it.endpoint.held
 
     asyncio.run(main())
 
 
-def test_as_many_suspects_run_as_the_most_suspicious_of_them_allows() -> None:
+def test_a_suspect_that_must_run_alone_waits_for_running_attempts_and_later_ones_wait_for_it() -> None:
+    async def main() -> None:
+        it = Nodes()
+        one, two = it.nodes
+        before = it.start(one, "before", 0)
+        await it.settle()
+        alone, after = it.start(two, "alone", 1), it.start(one, "after", 0)
+        await it.settle()
+        held = [attempt.id for attempt in it.endpoint.held]
+        assert held == [alone.id, after.id] and not it.began(two)
+
+        gate, GATE[0] = GATE[0], asyncio.Event()
+        gate.set()
+        await it.settle()
+        assert [frame.invocation for frame in one.frames if isinstance(frame, Output)] == [before.id]
+        assert it.began(two) == [alone.id] and [attempt.id for attempt in it.endpoint.held] == [after.id]
+
+        GATE[0].set()
+        await it.settle()
+        assert [frame.invocation for frame in one.frames if isinstance(frame, Output)] == [before.id, after.id]
+        assert [frame.invocation for frame in two.frames if isinstance(frame, Output)] == [alone.id]
+
+    asyncio.run(main())
+
+
+def test_a_suspect_that_must_run_alone_does_not_wait_for_long_running_attempts() -> None:
+    async def main() -> None:
+        it = Nodes()
+        it.endpoint.suspicion_s = 1.0
+        one, two = it.nodes
+        it.start(one, "for hours", 0)
+        await it.settle()
+        alone = it.start(two, "alone", 1)
+        await it.settle()
+        assert not it.began(two)
+
+        async with asyncio.timeout(60):
+            while not it.began(two):
+                await asyncio.sleep(0.01)
+
+        assert it.began(two) == [alone.id]
+        GATE[0].set()
+        await it.endpoint.stop()
+
+    asyncio.run(main())
+
+
+def test_the_smallest_limit_among_the_suspects_applies() -> None:
     async def main() -> None:
         it = Nodes()
         one, two = it.nodes
@@ -94,7 +144,7 @@ def test_as_many_suspects_run_as_the_most_suspicious_of_them_allows() -> None:
     asyncio.run(main())
 
 
-def test_nobody_waits_for_ever_for_a_suspect_whose_step_does_not_end() -> None:
+def test_a_suspect_whose_step_does_not_end_delays_others_only_for_a_while() -> None:
     async def main() -> None:
         it = Nodes()
         it.endpoint.suspicion_s = 0.05
@@ -144,7 +194,7 @@ def test_a_suspect_that_is_held_can_be_ended_or_handed_back() -> None:
 def test_a_batch_that_comes_in_pieces_is_one_batch(size: int) -> None:
     async def main() -> None:
         stream = Stream(Endpoint([suspicious]), _nowhere)
-        batch = encode_batch([Abort(b"x" * 16, 1, "y" * size), Credit(7)])
+        batch = encode_batch([Abort(InvocationId(b"x" * 16), 1, "y" * size), Credit(7)])
 
         messages = list(encode_pieces(batch, 100_000))
         for message in messages:
@@ -166,7 +216,7 @@ def test_a_batch_that_comes_in_pieces_is_one_batch(size: int) -> None:
         ([[Piece(encode_batch([Piece(b"a", False)]), False)]], "unknown frame 34"),
     ],
 )
-def test_pieces_that_are_no_batch_end_the_stream(messages: list[list[Any]], why: str) -> None:
+def test_invalid_pieces_end_the_stream(messages: list[list[Any]], why: str) -> None:
     async def main() -> None:
         stream = Stream(Endpoint([suspicious]), _nowhere)
         with pytest.raises(ProtocolError, match=re.escape(why)):

@@ -1,4 +1,4 @@
-"""Errors as they are journaled, and as user code sees them again."""
+"""Errors as they are journaled, and as user code gets them back."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Frames as bytes: whatever arrives is a list of well-formed frames or a ProtocolError."""
+"""Frames as bytes: any input is a list of well-formed frames or a ProtocolError."""
 
 import contextlib
 from typing import Any, get_args
@@ -39,6 +39,7 @@ from holdfast.sdk.frames import (
     decode_batch,
     encode_batch,
 )
+from holdfast.sdk.ids import InvocationId
 from holdfast.sdk.journal import (
     INT_MAX,
     Op,
@@ -111,7 +112,7 @@ EVERY = TO_SDK | TO_NODE
 
 
 @given(st.lists(frames, max_size=5))
-def test_frames_come_out_as_they_went_in(batch: list[Any]) -> None:
+def test_frames_survive_encoding_and_decoding(batch: list[Any]) -> None:
     assert decode_batch(encode_batch(batch), EVERY) == batch
 
 
@@ -133,7 +134,7 @@ def test_any_msgpack_is_frames_or_refused(value: Any) -> None:
 
 @given(frames, st.data())
 def test_a_frame_with_one_wrong_field_is_refused_or_well_formed(frame: Any, data: st.DataObject) -> None:
-    """A field is replaced by anything at all; what passes is as well-formed as what is made here."""
+    """A field is replaced by an arbitrary value; an accepted frame is as well-formed as one made here."""
     row = [NUMBERS[type(frame)], *frame]
     row[data.draw(st.integers(0, len(row) - 1))] = data.draw(values)
     raw = msgpack.packb([row])
@@ -172,12 +173,12 @@ def test_a_frame_of_version_1_has_no_later_field(frame: Any) -> None:
 @pytest.mark.parametrize(
     ("frame", "fields"),
     [
-        (RunFailed(b"x" * 16, 1, 2, "k", "n", [1, 500, "", ""], None), 7),
-        (RunFailed(b"x" * 16, 1, 2, "k", "n", [1, 500, "", ""], None, began_ms=5), 8),
-        (RunFailed(b"x" * 16, 1, 2, "k", "n", [1, 500, "", ""], None, retry_after_ms=5), 9),
+        (RunFailed(InvocationId(b"x" * 16), 1, 2, "k", "n", [1, 500, "", ""], None), 7),
+        (RunFailed(InvocationId(b"x" * 16), 1, 2, "k", "n", [1, 500, "", ""], None, began_ms=5), 8),
+        (RunFailed(InvocationId(b"x" * 16), 1, 2, "k", "n", [1, 500, "", ""], None, retry_after_ms=5), 9),
     ],
 )
-def test_later_fields_travel_as_far_as_they_say_something(frame: RunFailed, fields: int) -> None:
+def test_trailing_fields_with_their_default_are_omitted(frame: RunFailed, fields: int) -> None:
     ((_, *sent),) = msgpack.unpackb(encode_batch([frame]))
 
     assert len(sent) == fields
@@ -186,7 +187,7 @@ def test_later_fields_travel_as_far_as_they_say_something(frame: RunFailed, fiel
 
 def test_a_node_that_speaks_version_1_sends_steps_without_their_times() -> None:
     step = Step(Op.RUN, "k", ["charge"], 2, 2, [0, b"1"], False, 1700, 1650, 3)
-    frame = Journal(b"x" * 16, 1, [pack_step(step)], False)
+    frame = Journal(InvocationId(b"x" * 16), 1, [pack_step(step)], False)
 
     (first,) = decode_batch(encode_batch([frame], 1), EVERY, 1)
     (second,) = decode_batch(encode_batch([frame], 2), EVERY, 2)
@@ -197,17 +198,17 @@ def test_a_node_that_speaks_version_1_sends_steps_without_their_times() -> None:
 
 
 @pytest.mark.parametrize(("low", "high", "chosen"), [(1, 1, 1), (1, 2, 2), (1, 9, 2), (2, 9, 2), (2, 2, 2)])
-def test_the_highest_version_that_both_know_is_spoken(low: int, high: int, chosen: int) -> None:
+def test_the_highest_common_version_is_used(low: int, high: int, chosen: int) -> None:
     assert choose_version(low, high) == chosen
 
 
-def test_two_sides_without_a_common_version_say_so() -> None:
+def test_sides_without_a_common_version_refuse_each_other() -> None:
     with pytest.raises(ProtocolError, match="this side speaks version 1 and version 2, the other versions 7 to 9"):
         choose_version(7, 9)
 
 
-def test_each_side_refuses_the_frames_of_its_own() -> None:
-    for frame in (Ack(b"x" * 16, 1, 1), Abort(b"x" * 16, 1, "")):
+def test_each_side_refuses_frames_meant_for_the_other() -> None:
+    for frame in (Ack(InvocationId(b"x" * 16), 1, 1), Abort(InvocationId(b"x" * 16), 1, "")):
         with pytest.raises(ProtocolError, match="this is version 1 of"):
             decode_batch(encode_batch([frame]), TO_NODE, 1)
 
@@ -219,7 +220,7 @@ def test_every_frame_has_a_number_a_check_and_a_direction() -> None:
 
 
 def test_version_1_has_failures_of_four_elements() -> None:
-    invocation, failure = bytes(16), [1, 409, "no", "NoSeats", {"metadata": {"seat": "12A"}}]
+    invocation, failure = InvocationId(bytes(16)), [1, 409, "no", "NoSeats", {"metadata": {"seat": "12A"}}]
     step = pack_step(Step(Op.RUN, "a", ["a"], 2, 2, failure))
     batch: list[Any] = [
         Journal(invocation, 1, [step], False),

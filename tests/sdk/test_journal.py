@@ -25,14 +25,14 @@ def test_messages_of_failures_are_cut_and_always_encodable(text: str) -> None:
 
 
 @given(failures, st.none() | extras)
-def test_a_failure_is_packed_as_it_was_unpacked(outcome: list[Any], extra: dict[str, Any] | None) -> None:
+def test_a_failure_survives_packing_and_unpacking(outcome: list[Any], extra: dict[str, Any] | None) -> None:
     if extra is not None:
         outcome = [*outcome, extra]
 
     assert pack_outcome(unpack_outcome(outcome)) == outcome
 
 
-def test_what_goes_with_a_failure_is_cut_to_its_bounds() -> None:
+def test_details_of_a_failure_are_cut_to_their_bounds() -> None:
     metadata = {f"name{n}": "x" * 1000 for n in range(10)}
     trace = [f"orders.py:{n} in charge" for n in range(20)]
 
@@ -45,6 +45,6 @@ def test_what_goes_with_a_failure_is_cut_to_its_bounds() -> None:
 
 
 @pytest.mark.parametrize("extra", [None, [], "x", {"metadata": [1]}, {"metadata": {"a": 1}}, {"trace": {"a": "b"}}])
-def test_what_goes_with_a_failure_is_a_map_of_texts_and_a_list_of_texts(extra: Any) -> None:
+def test_details_of_a_failure_must_be_a_map_of_texts_and_a_list_of_texts(extra: Any) -> None:
     with pytest.raises(ProtocolError):
         unpack_outcome([1, 409, "no", "NoSeats", extra])

@@ -1,4 +1,4 @@
-"""The event loop: a connection that ends while it begins must not take another's file descriptor with it."""
+"""The event loop: a connection that ends while it opens must not close another one's file descriptor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_connection_that_ends_while_it_begins_is_closed_once() -> None:
         ended, _ = await dial(EndsAtOnce)
         stays, transport = await dial(Stays)
 
-        assert ended.fileno() == -1  # Else it would close whatever has its number by then.
+        assert ended.fileno() == -1  # Otherwise it would close another file with the same number.
         assert stays.fileno() != -1
         transport.close()
         await asyncio.sleep(0.05)
@@ -49,7 +49,7 @@ def test_a_connection_that_ends_while_it_begins_is_closed_once() -> None:
         runner.run(run())
 
 
-def test_the_collector_leaves_alone_what_a_process_has_loaded_and_finds_what_comes_later() -> None:
+def test_the_collector_skips_loaded_objects_and_finds_later_ones() -> None:
     program = """
 import gc, weakref
 from holdfast.sdk.loop import calm_collector

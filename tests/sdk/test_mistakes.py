@@ -1,4 +1,4 @@
-"""Mistakes in user code: each is an error that says what to do, and none of them hurts another invocation."""
+"""Mistakes in user code: each is an error that says what to do, and none of them harms another invocation."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ def test_a_context_works_only_in_its_handler() -> None:
     asyncio.run(main())
 
 
-def test_names_and_arguments_that_cannot_be_are_refused_at_the_call() -> None:
+def test_invalid_names_and_arguments_are_refused_at_the_call() -> None:
     service = Service("wrong")
     refused: list[str] = []
 
@@ -98,7 +98,7 @@ def test_names_and_arguments_that_cannot_be_are_refused_at_the_call() -> None:
 
 @pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("what", ["run", "send", "sleep", "now", "bytes", "tasks"])
-def test_at_the_limit_of_its_journal_the_code_is_told_once_and_compensates(what: str, crash: bool) -> None:
+def test_at_the_limit_of_its_journal_the_code_gets_one_error_and_compensates(what: str, crash: bool) -> None:
     service = Service("long")
     ran: list[str] = []
 
@@ -212,7 +212,7 @@ def test_a_step_inside_a_step_pauses_at_once() -> None:
     assert "not inside a function given to ctx.run" in pauses_at_once(service, "nested").message
 
 
-def test_state_in_a_service_without_keys_pauses_at_once_and_says_why() -> None:
+def test_state_in_a_service_without_keys_pauses_at_once_with_the_reason() -> None:
     service = Service("wrong")
 
     @service.handler
@@ -222,7 +222,7 @@ def test_state_in_a_service_without_keys_pauses_at_once_and_says_why() -> None:
     assert "define the service as a VirtualObject" in pauses_at_once(service, "state").message
 
 
-def test_a_promise_of_an_object_pauses_at_once_and_says_why() -> None:
+def test_a_promise_of_an_object_pauses_at_once_with_the_reason() -> None:
     service = VirtualObject("wrong")
 
     @service.handler
@@ -336,7 +336,7 @@ def test_a_value_of_the_wrong_type_is_an_error_that_the_code_can_handle(which: s
     asyncio.run(main())
 
 
-def test_an_option_that_the_function_was_meant_to_have_is_an_error_that_says_what_to_do() -> None:
+def test_an_option_meant_for_the_function_is_an_error_with_a_hint() -> None:
     service = Service("words")
 
     def put(key: str, value: int) -> None: ...

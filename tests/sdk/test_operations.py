@@ -19,7 +19,7 @@ from holdfast.sdk import (
     Workflow,
     WorkflowContext,
 )
-from holdfast.sdk.ids import workflow_id
+from holdfast.sdk.ids import InvocationId, format_awakeable, parse_awakeable, workflow_id
 from holdfast.sdk.journal import Op
 from tests.sdk.crashing import in_every_attempt
 from tests.sdk.fake_node import FakeNode
@@ -242,7 +242,7 @@ def test_an_input_with_a_default_may_be_left_out() -> None:
     assert maybe.manifest()["input"]["schema"]["default"] is None
 
 
-def test_traces_are_passed_on_to_what_an_invocation_calls_and_sends() -> None:
+def test_trace_headers_are_passed_on_with_calls_and_sends() -> None:
     service = Service("traced")
 
     @service.handler
@@ -290,3 +290,45 @@ def test_bytes_pass_as_they_are() -> None:
         assert await node.call("blobs", "echo", b"\x00\xff") == b"\x00\xff"
 
     asyncio.run(main())
+
+
+async def ids_of_awakeables(*, secrets: bool) -> tuple[InvocationId, list[list[str]], list[list[Any]]]:
+    """(its id, the ids in each of two attempts, the arguments in the journal) of an invocation with two awakeables."""
+    seen: list[list[str]] = []
+    service = Service("approvals")
+
+    @service.handler
+    async def ask(ctx: Context) -> str:
+        first, second = ctx.awakeable(), ctx.awakeable()
+        seen.append([first.id, second.id])
+        await ctx.run("handed out", lambda: None)
+        await first.future
+        return "done"
+
+    node = FakeNode(secrets=secrets)
+    node.connect([service])
+    invocation = node.invoke("approvals", "ask")
+    async with asyncio.timeout(30):
+        while len(invocation.steps) < 4:
+            await asyncio.sleep(0.001)
+        await node.crash()
+        node.connect([service])
+        while len(seen) < 2:
+            await asyncio.sleep(0.001)
+    return invocation.id, seen, [step.argument for step in invocation.steps if step.op == Op.AWAKEABLE]
+
+
+def test_the_id_of_an_awakeable_has_a_secret_that_later_attempts_find_in_the_journal() -> None:
+    invocation, [before, after], arguments = asyncio.run(ids_of_awakeables(secrets=True))
+
+    secrets = [parse_awakeable(text).secret for text in before]
+    assert before == after and arguments == [[secret] for secret in secrets]
+    assert len({*secrets}) == 2 and all(len(secret) == 8 for secret in secrets)
+    assert [parse_awakeable(text)[:2] for text in before] == [(invocation, 1), (invocation, 2)]
+
+
+def test_a_node_that_takes_no_secrets_gets_none() -> None:
+    invocation, [before, after], arguments = asyncio.run(ids_of_awakeables(secrets=False))
+
+    assert before == after == [format_awakeable(invocation, 1), format_awakeable(invocation, 2)]
+    assert arguments == [[], []]

@@ -1,4 +1,4 @@
-"""Plain asyncio around steps: whatever finishes first, and wherever the process dies, replay takes the same path."""
+"""Plain asyncio around steps: whichever finishes first, and wherever the process dies, replay takes the same path."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from tests.sdk.fake_node import FakeNode, run_with_crashes
 
 
 class Effects:
-    """What steps did to the world, by name; a step journaled once must not be done again."""
+    """The effects of steps, by name; a journaled step must not take effect again."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -64,7 +64,7 @@ def parallel(effects: Effects) -> Service:
 
     @service.handler
     async def firsts(ctx: Context, count: int) -> list[list[str]]:
-        """Who is first decides what is done next: the order must be the same in every attempt."""
+        """The first result decides what happens next: the order must be the same in every attempt."""
         winners = []
         tasks = {
             asyncio.create_task(ctx.run(f"r{n}", effects.do, f"r{n}") if n % 2 else sleep(ctx, n)): f"task {n}"

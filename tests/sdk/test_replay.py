@@ -1,4 +1,4 @@
-"""Code that asks for something else than its journal has is told what differs, whatever the operation."""
+"""Code whose operations differ from its journal gets the difference, for every operation."""
 
 import asyncio
 import os
@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from holdfast.sdk import Context, Service, Workflow, WorkflowContext
-from holdfast.sdk.ids import format_id
+from holdfast.sdk.ids import InvocationId, format_awakeable, format_id
 from holdfast.sdk.journal import Failure
 from holdfast.sdk.serde import ANY, serde_for
 from tests.sdk.fake_node import FakeNode
 
-OTHER = format_id(bytes(range(16)))
-ANOTHER = format_id(bytes(range(1, 17)))
+OTHER = format_id(InvocationId(bytes(range(16))))
+ANOTHER = format_id(InvocationId(bytes(range(1, 17))))
 
-#: What the code does in its first attempt and in its second, and what the error says about it.
+#: The code of the first attempt and of the second, and the expected error.
 Do = Callable[[WorkflowContext], Any]
 CHANGES: dict[str, tuple[Do, Do, list[str]]] = {
     "argument of a call": (
@@ -72,6 +72,11 @@ CHANGES: dict[str, tuple[Do, Do, list[str]]] = {
         lambda ctx: ctx.resolve_awakeable(ctx.awakeable().id, 2),
         ["The outcome differs", ": 2, hash "],
     ),
+    "awakeable that is resolved": (
+        lambda ctx: ctx.resolve_awakeable(format_awakeable(InvocationId(b"\xff" * 16), 1, b"\xffsecret "), 1),
+        lambda ctx: ctx.resolve_awakeable(format_awakeable(InvocationId(b"\xff" * 16), 1, b"\xffanother"), 1),
+        ["The invocation differs", f"inv_{'ff' * 16}"],
+    ),
     "name of a run with a key of its own": (
         lambda ctx: ctx.run("charge", lambda: None, key="k"),
         lambda ctx: ctx.run("refund", lambda: None, key="k"),
@@ -86,7 +91,7 @@ CHANGES: dict[str, tuple[Do, Do, list[str]]] = {
 
 
 async def second_attempt(first: Do, second: Do, *, digests: bool = True) -> Failure | None:
-    """The error of an attempt that does `second` with the journal of one that did `first`."""
+    """The error of an attempt that runs `second` on the journal of one that ran `first`."""
     attempts: list[int] = []
     workflow = Workflow("work")
 
@@ -123,7 +128,7 @@ async def second_attempt(first: Do, second: Do, *, digests: bool = True) -> Fail
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_argument_pauses_and_says_what_differs(change: str) -> None:
+def test_a_changed_argument_pauses_and_shows_the_difference(change: str) -> None:
     first, second, texts = CHANGES[change]
 
     failure = asyncio.run(second_attempt(first, second))
@@ -209,7 +214,7 @@ sys.stdout.buffer.write(b"\\n".join(map(ANY.dump, values)))
 
 
 def test_equal_values_are_equal_bytes_in_every_process() -> None:
-    """Sets of strings iterate in another order in every process."""
+    """Sets of strings iterate in a different order in every process."""
     pytest.importorskip("pydantic")
 
     found = [

@@ -14,7 +14,7 @@ from tests.sdk.fake_node import FakeNode, Invocation
 
 
 async def drive(node: FakeNode, endpoint: Endpoint, invocation: Invocation) -> list[list[str]]:
-    """Play an invocation by requests only; the names of the frames of each response."""
+    """Run an invocation by requests only; returns the names of the frames of each response."""
     answers = []
     for _ in range(100):
         body = encode_batch([node.start_frame(invocation)])
@@ -96,7 +96,7 @@ def test_a_failed_step_waits_for_its_backoff_outside() -> None:
     assert len(tries) == 3
 
 
-def test_at_most_once_needs_a_stream_and_says_so() -> None:
+def test_at_most_once_without_a_stream_is_refused() -> None:
     service = Service("serverless")
 
     @service.handler
@@ -117,7 +117,7 @@ def test_at_most_once_needs_a_stream_and_says_so() -> None:
     asyncio.run(main())
 
 
-def test_bodies_that_are_not_one_whole_start_are_refused() -> None:
+def test_bodies_other_than_one_complete_start_are_refused() -> None:
     service = Service("serverless")
 
     @service.handler
@@ -188,7 +188,7 @@ def test_requests_reach_the_built_in_server() -> None:
         start = node.start_frame(begin(node, "serverless", "work"))
         url = f"{server.uri}/invoke/serverless/work"
         async with aiohttp.ClientSession() as session:
-            async with session.post(url, data=encode_batch([start])) as response:
+            async with session.post(url, data=encode_batch([start], 1)) as response:
                 frames = decode_batch(await response.read(), TO_NODE)
                 assert response.status == 200
             assert [type(frame) for frame in frames] == [StepFrame, Waiting]

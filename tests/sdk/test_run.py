@@ -8,22 +8,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.sdk import (
-    Context,
-    RetriesExhausted,
-    RetryableError,
-    RetryPolicy,
-    RunAgain,
-    Service,
-    TerminalError,
-    current_step,
-)
+from holdfast.sdk import Context, RetriesExhausted, RetryableError, RetryPolicy, Service, TerminalError, current_step
 from holdfast.sdk.frames import Ack, Frame, RunDone, RunFailed, StepFrame, Suspend
 from tests.sdk.fake_node import FakeNode, Invocation
 
 
 async def finish(node: FakeNode, services: list[Any], invocation: Invocation) -> bytes:
-    """Connect again after each crash until it is done."""
+    """Reconnect after each crash until it is done."""
     while not invocation.done.is_set():
         if node.link is None:
             node.connect(services)
@@ -31,7 +22,7 @@ async def finish(node: FakeNode, services: list[Any], invocation: Invocation) ->
     return await node.result(invocation)
 
 
-def test_a_failing_step_is_tried_again_until_it_works() -> None:
+def test_a_failing_step_is_retried_until_it_succeeds() -> None:
     tries: list[int] = []
     service = Service("flaky")
 
@@ -86,7 +77,7 @@ def test_a_function_that_runs_out_of_items_fails_its_step() -> None:
 
 
 @pytest.mark.parametrize("after", [2.5, timedelta(seconds=2.5)])
-def test_a_step_says_when_to_try_it_again(after: float | timedelta) -> None:
+def test_a_step_can_set_the_delay_of_its_retry(after: float | timedelta) -> None:
     tries: list[int] = []
     service = Service("busy")
 
@@ -111,7 +102,7 @@ def test_a_step_says_when_to_try_it_again(after: float | timedelta) -> None:
     assert asyncio.run(main(1)) == [0], "a node of before does not know the field"
 
 
-def test_a_step_gives_up_after_its_attempts_also_over_crashes() -> None:
+def test_a_step_gives_up_after_its_attempts_even_across_crashes() -> None:
     tries: list[int] = []
     service = Service("hopeless")
 
@@ -141,7 +132,7 @@ def test_a_step_gives_up_after_its_attempts_also_over_crashes() -> None:
     assert len(tries) == 5
 
 
-def test_a_terminal_error_of_a_step_is_not_tried_again_and_replays_as_it_was() -> None:
+def test_a_terminal_error_of_a_step_is_not_retried_and_replays_unchanged() -> None:
     tries: list[int] = []
     seen: list[tuple[str, int, str]] = []
     service = Service("terminal")
@@ -228,166 +219,7 @@ def test_effect_keys_are_stable_over_tries_and_crashes_and_differ_between_steps(
     assert len({key for _, key in keys}) == 4
 
 
-def test_at_most_once_is_in_doubt_after_a_crash_and_pauses() -> None:
-    charged: list[str] = []
-    service = Service("payments")
-    gate = asyncio.Event()
-
-    async def charge() -> str:
-        charged.append(current_step().effect_key)
-        await gate.wait()
-        return "receipt"
-
-    @service.handler
-    async def pay(ctx: Context) -> str:
-        return await ctx.run("charge", charge, effect="at_most_once")
-
-    async def main() -> None:
-        node = FakeNode()
-        node.connect([service])
-        invocation = node.invoke("payments", "pay")
-        while not charged:
-            await asyncio.sleep(0.001)
-        await node.crash()
-        node.connect([service])
-        async with asyncio.timeout(30):
-            await invocation.paused.wait()
-
-        assert invocation.errors[0].kind == "InDoubt"
-        assert charged[0] in invocation.errors[0].message
-        assert len(charged) == 1
-
-        # An operator decides that it did happen.
-        invocation.order += 1
-        invocation.steps[1] = invocation.steps[1]._replace(done=invocation.order, outcome=[0, b'"found"'])
-        node._begin(invocation)
-        assert await node.result(invocation) == b'"found"'
-
-    asyncio.run(main())
-
-    assert len(charged) == 1
-
-
-def test_a_run_that_is_decided_not_to_have_happened_is_in_doubt_again_before_it_begins() -> None:
-    charged: list[str] = []
-    service = Service("payments")
-
-    async def charge() -> str:
-        charged.append(current_step().effect_key)
-        await asyncio.Event().wait()
-        return "receipt"
-
-    @service.handler
-    async def pay(ctx: Context) -> str:
-        return await ctx.run("charge", charge, effect="at_most_once")
-
-    async def main() -> None:
-        node = FakeNode()
-        node.connect([service])
-        invocation = node.invoke("payments", "pay")
-        while not charged:
-            await asyncio.sleep(0.001)
-        await node.crash()
-        node.connect([service])
-        async with asyncio.timeout(30):
-            await invocation.paused.wait()
-            invocation.paused.clear()
-
-            # An operator decides that it did not happen.
-            invocation.steps[1] = invocation.steps[1]._replace(argument=["charge", 0, 0, "", 0])
-            node._begin(invocation)
-            while len(charged) < 2:
-                await asyncio.sleep(0.001)
-            assert invocation.steps[1].argument == ["charge"]
-            await node.crash()
-            node.connect([service])
-            await invocation.paused.wait()
-
-    asyncio.run(main())
-
-    assert len(charged) == 2
-
-
-@pytest.mark.parametrize(("answer", "expected", "charges"), [("found", b'"found"', 1), (RunAgain(), b'"receipt"', 2)])
-def test_a_reconcile_hook_decides_what_is_in_doubt(answer: Any, expected: bytes, charges: int) -> None:
-    charged: list[str] = []
-    asked: list[str] = []
-    service = Service("payments")
-
-    async def charge() -> str:
-        charged.append(current_step().effect_key)
-        if len(charged) == 1:
-            await asyncio.Event().wait()
-        return "receipt"
-
-    def reconcile(effect_key: str) -> str:
-        asked.append(effect_key)
-        if isinstance(answer, Exception):
-            raise answer
-        return str(answer)
-
-    @service.handler
-    async def pay(ctx: Context) -> str:
-        return await ctx.run("charge", charge, effect="at_most_once", reconcile=reconcile)
-
-    async def main() -> None:
-        node = FakeNode()
-        node.connect([service])
-        invocation = node.invoke("payments", "pay")
-        while not charged:
-            await asyncio.sleep(0.001)
-        await node.crash()
-        node.connect([service])
-
-        assert await node.result(invocation) == expected
-
-    asyncio.run(main())
-
-    assert asked == charged[:1]
-    assert len(charged) == charges
-
-
-def test_a_reconcile_hook_that_cannot_say_is_asked_again_and_the_code_hears_nothing_of_it() -> None:
-    charged: list[str] = []
-    asked: list[str] = []
-    service = Service("payments")
-
-    async def charge() -> str:
-        charged.append(current_step().effect_key)
-        await asyncio.Event().wait()
-        return "receipt"
-
-    def reconcile(effect_key: str) -> str:
-        asked.append(effect_key)
-        if len(asked) == 1:
-            raise ConnectionError("the bank does not answer")
-        return "found"
-
-    @service.handler
-    async def pay(ctx: Context) -> str:
-        try:
-            return await ctx.run("charge", charge, effect="at_most_once", reconcile=reconcile)
-        except Exception:
-            return "not paid"
-
-    async def main() -> None:
-        node = FakeNode()
-        node.connect([service])
-        invocation = node.invoke("payments", "pay")
-        while not charged:
-            await asyncio.sleep(0.001)
-        await node.crash()
-        node.connect([service])
-
-        assert await node.result(invocation) == b'"found"'
-        assert [failure.message for failure in invocation.errors] == ["ConnectionError: the bank does not answer"]
-
-    asyncio.run(main())
-
-    assert len(charged) == 1 and len(asked) == 2
-
-
-def test_a_terminal_error_is_not_tried_again_when_it_comes_out_of_a_task_group() -> None:
+def test_a_terminal_error_from_a_task_group_is_not_retried() -> None:
     service = Service("grouped")
     tries: list[int] = []
 
@@ -469,30 +301,7 @@ def test_a_result_has_its_declared_type_live_as_in_replay() -> None:
     assert seen == ["3.0", "3.0"]
 
 
-def test_at_most_once_fails_with_the_first_exception() -> None:
-    service = Service("payments")
-    tries: list[int] = []
-
-    def charge() -> str:
-        tries.append(1)
-        raise TimeoutError("no answer")
-
-    @service.handler
-    async def pay(ctx: Context) -> str:
-        return await ctx.run("charge", charge, effect="at_most_once")
-
-    async def main() -> None:
-        node = FakeNode()
-        node.connect([service])
-        with pytest.raises(TerminalError, match="TimeoutError: no answer"):
-            await node.call("payments", "pay")
-
-    asyncio.run(main())
-
-    assert tries == [1]
-
-
-def test_sync_functions_run_beside_each_other_in_threads() -> None:
+def test_sync_functions_run_concurrently_in_threads() -> None:
     service = Service("threads")
     barrier = threading.Barrier(20)
 
@@ -513,7 +322,7 @@ def test_sync_functions_run_beside_each_other_in_threads() -> None:
     asyncio.run(main())
 
 
-def test_whatever_can_be_called_can_be_a_step() -> None:
+def test_any_callable_can_be_a_step() -> None:
     service = Service("callables")
 
     class Adder:
@@ -549,7 +358,7 @@ def test_whatever_can_be_called_can_be_a_step() -> None:
 
 
 def test_a_result_is_the_same_live_and_in_replay() -> None:
-    """What JSON would change is changed at once, not only after a crash."""
+    """A value that JSON would change is changed at once, not only after a crash."""
     seen: list[Any] = []
     service = Service("same")
 
@@ -575,7 +384,7 @@ def test_a_result_is_the_same_live_and_in_replay() -> None:
     assert seen == [((1, "a"), [1, {"2": "b"}])] * 2
 
 
-def test_a_result_that_cannot_be_kept_pauses_the_invocation() -> None:
+def test_an_unstorable_result_pauses_the_invocation() -> None:
     service = Service("unkept")
 
     @service.handler
@@ -641,8 +450,8 @@ def test_the_next_effect_waits_for_the_record_of_the_one_before() -> None:
     assert started == ["first", "second"]
 
 
-def test_an_attempt_that_is_asked_back_ends_its_step_and_begins_no_other() -> None:
-    """The one that runs is journaled before the attempt goes, so the next attempt goes on behind it."""
+def test_a_suspending_attempt_finishes_its_step_and_begins_no_other() -> None:
+    """The running step is journaled before the attempt ends, so the next attempt continues after it."""
     ran: list[str] = []
     service = Service("moves")
 
@@ -667,7 +476,7 @@ def test_an_attempt_that_is_asked_back_ends_its_step_and_begins_no_other() -> No
 
         def on_frame(frame: Frame) -> None:
             if isinstance(frame, StepFrame) and frame.key == "quick":
-                # It is asked back while one function runs, and before the next one may start.
+                # SUSPEND arrives while one function runs, and before the next one may start.
                 node.send(Suspend(invocation.id, 1))
                 journal_then.set()
 
@@ -687,8 +496,8 @@ def test_an_attempt_that_is_asked_back_ends_its_step_and_begins_no_other() -> No
 
 
 @pytest.mark.parametrize("waits", ["timeout", "sleep"])
-def test_code_that_cannot_be_handed_back_goes_on_although_it_was_asked_back(waits: str) -> None:
-    """It waits for a clock of its own process. Its step runs, and no timeout is hit because it was kept from running."""
+def test_an_attempt_that_cannot_be_handed_back_continues_after_suspend(waits: str) -> None:
+    """It waits for a timer of its own process. Its step runs, and being delayed does not trigger a timeout."""
     ran: list[str] = []
     service = Service("stays")
 

@@ -8,15 +8,16 @@ import pytest
 from holdfast.sdk import Context, RetryPolicy, Service, TerminalError
 from holdfast.sdk.endpoint import Endpoint
 from holdfast.sdk.frames import TO_NODE, Output, Start, StepFrame, Waiting, decode_batch, encode_batch
+from holdfast.sdk.ids import InvocationId
 from holdfast.sdk.journal import Op, Step, pack_step
 from tests.sdk.fake_node import FakeNode, Invocation
 
-#: Turns of the loop that are enough for anything that could happen without the node to have happened.
+#: Enough turns of the loop for everything that can happen without the node.
 TURNS = 100
 
 
 class SlowNode(FakeNode):
-    """A node that applies steps at once and keeps its answers back until it is told to give them."""
+    """A node that applies steps at once and holds its answers back until the test releases them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +38,7 @@ async def turns() -> None:
 
 
 async def begin(node: SlowNode, service: Service, handler: str) -> Invocation:
-    """Hand out the START and hold everything after it back."""
+    """Send the START and hold everything after it back."""
     node.connect([service])
     node.held = False
     invocation = node.invoke(service.name, handler)
@@ -48,7 +49,7 @@ async def begin(node: SlowNode, service: Service, handler: str) -> Invocation:
 
 
 def worker(run_ahead: dict[str, Any], ways: list[str]) -> Service:
-    """`run_ahead` has what the service, the handler and the step say."""
+    """`run_ahead` has the options of the service, the handler and the step."""
     options = {level: {"run_ahead": value} for level, value in run_ahead.items()}
     service = Service("work", **options.get("service", {}))
 
@@ -78,7 +79,7 @@ def worker(run_ahead: dict[str, Any], ways: list[str]) -> Service:
         ({"service": False, "handler": False, "step": True}, True),
     ],
 )
-def test_the_code_goes_on_before_its_step_is_durable_only_if_it_may_run_ahead(
+def test_code_continues_before_its_step_is_durable_only_if_it_may_run_ahead(
     run_ahead: dict[str, Any], goes_on: bool
 ) -> None:
     ways: list[str] = []
@@ -192,8 +193,8 @@ def test_a_failure_of_a_step_is_seen_after_it_is_durable_too(fails: str) -> None
     assert seen == ["worked" if fails == "once" else "failed"]
 
 
-def test_a_crash_behind_a_strict_await_never_repeats_the_step() -> None:
-    """Whatever the code did after the `await` proves that the step is in the journal."""
+def test_a_crash_after_a_strict_await_never_repeats_the_step() -> None:
+    """Any code that runs after the `await` proves that the step is in the journal."""
     charged: list[int] = []
     after: list[int] = []
     service = Service("work")
@@ -227,13 +228,15 @@ def test_a_crash_behind_a_strict_await_never_repeats_the_step() -> None:
     assert after == [1, 1]
 
 
-def test_a_request_ends_behind_each_step_unless_it_may_run_ahead() -> None:
+def test_a_request_ends_after_each_step_unless_it_may_run_ahead() -> None:
     async def main() -> None:
         for run_ahead, last in ((False, Waiting), (True, Output)):
             ways: list[str] = []
             endpoint = Endpoint([worker({"handler": run_ahead}, ways)])
             journal = [pack_step(Step(Op.INPUT, "", [{}], 1, 1, [0, b""]))]
-            start = Start(bytes(16), 1, "work", "handle", None, 1, 0, 7, journal, False, None, False, False)
+            start = Start(
+                InvocationId(bytes(16)), 1, "work", "handle", None, 1, 0, 7, journal, False, None, False, False
+            )
             answer = await endpoint.invoke("work", "handle", encode_batch([start]))
             frames = decode_batch(answer, TO_NODE)
 

@@ -89,7 +89,7 @@ UserId = NewType("UserId", int)
     ],
     ids=str,
 )
-def test_a_value_comes_back_as_it_was(hint: Any, value: Any) -> None:
+def test_a_value_survives_dump_and_load(hint: Any, value: Any) -> None:
     serde = serde_for(hint)
 
     found = serde.load(serde.dump(value))
@@ -121,13 +121,13 @@ def test_a_value_comes_back_as_it_was(hint: Any, value: Any) -> None:
     ],
     ids=str,
 )
-def test_what_does_not_fit_says_where_and_why(hint: Any, payload: bytes, message: str) -> None:
+def test_a_mismatch_names_the_place_and_the_reason(hint: Any, payload: bytes, message: str) -> None:
     with pytest.raises(BadPayload, match=message):
         serde_for(hint).load(payload)
 
 
 @pytest.mark.parametrize("value", [object(), float("nan"), {1: object()}, lambda: 1], ids=str)
-def test_what_cannot_be_written_is_refused(value: Any) -> None:
+def test_unwritable_values_are_refused(value: Any) -> None:
     with pytest.raises(BadPayload):
         serde_for(Any).dump(value)
 

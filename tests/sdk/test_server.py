@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from holdfast.sdk import Context, Server, Service
 from tests.sdk.fake_node import FakeNode
@@ -42,7 +43,7 @@ def test_a_node_reaches_the_handlers_over_a_web_socket() -> None:
     asyncio.run(main())
 
 
-def test_the_manifest_says_what_there_is() -> None:
+def test_the_manifest_lists_services_and_handlers() -> None:
     async def main() -> None:
         server = Server([greeter()])
         await server.start(port=0)
@@ -83,7 +84,7 @@ serve([slow], port={port})
 """
 
 
-def test_sigterm_lets_what_runs_finish(tmp_path: Path) -> None:
+def test_sigterm_lets_running_attempts_finish(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -116,3 +117,35 @@ def test_sigterm_lets_what_runs_finish(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+async def check_pages_are_refused(uri: str, *, streams_refused_with: int) -> None:
+    """Whatever a page sends, no handler runs, and nothing can be read."""
+    pages = [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": uri},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-origin"},
+    ]
+    async with aiohttp.ClientSession() as session:
+        for headers in pages:
+            async with session.get(f"{uri}/discover", headers=headers) as response:
+                assert response.status == 403
+            async with session.post(f"{uri}/invoke/greeter/greet", data=b"", headers=headers) as response:
+                assert response.status == 403 and "web pages" in await response.text()
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await session.ws_connect(f"{uri}/stream", headers=headers)
+            assert refused.value.status == streams_refused_with
+        async with session.get(f"{uri}/discover", headers={"Sec-Fetch-Site": "none"}) as response:
+            assert response.status == 200, "somebody typed the address"
+
+
+def test_requests_of_web_pages_are_refused() -> None:
+    async def main() -> None:
+        server = Server([greeter()])
+        await server.start(port=0)
+        await check_pages_are_refused(server.uri, streams_refused_with=403)
+        await server.stop()
+
+    asyncio.run(main())

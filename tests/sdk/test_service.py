@@ -1,4 +1,4 @@
-"""Definitions: what is wrong with one is said where it is made; what is right is in the manifest."""
+"""Definitions: a mistake is reported where it is made, and a correct definition is in the manifest."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cluster.registry.manifest import read_manifest
+from holdfast.cluster.handlers.protocols.native.manifest import read_manifest
 from holdfast.sdk import (
     BadDefinition,
     Context,
@@ -91,7 +91,7 @@ def test_a_policy_that_makes_no_sense_is_refused(make: Callable[[], Any]) -> Non
         make()
 
 
-def test_the_manifest_is_one_that_a_node_takes() -> None:
+def test_a_node_accepts_the_manifest() -> None:
     service = Service("orders", retry=RetryPolicy(max_attempts=3), retention=timedelta(days=1))
     counter = VirtualObject("counter", doc="Counts.")
     flow = Workflow("flow")
@@ -129,7 +129,7 @@ def test_the_manifest_is_one_that_a_node_takes() -> None:
     assert sorted(modes_found) == ["request-response", "stream"]
 
 
-def test_a_handler_may_be_called_as_the_function_it_is() -> None:
+def test_a_handler_can_be_called_as_a_function() -> None:
     service = Service("orders")
 
     @service.handler

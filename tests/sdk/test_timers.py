@@ -1,6 +1,6 @@
-"""Plain asyncio and anyio in handlers: what they decide in one attempt, they decide in every other.
+"""Plain asyncio and anyio in handlers: every attempt makes the same decisions.
 
-docs/handlers.md lists what is tried here.
+docs/handlers.md lists what is tested here.
 """
 
 import asyncio
@@ -390,14 +390,14 @@ async def anyio_event_and_streams(ctx: Context) -> Any:
 
 
 async def attempts_of(name: str) -> tuple[list[Any], Any]:
-    """What each of two attempts decided; the second one has the whole journal of the first."""
+    """The decisions of two attempts; the second one has the whole journal of the first."""
     seen: list[Any] = []
     service = Service("plain")
 
     @service.handler
     async def handle(ctx: Context) -> int:
         found = await BODIES[name](ctx)
-        pause = ctx.sleep(10)  # Raises in an attempt that ended meanwhile: asyncio.wait does not tell the code of that.
+        pause = ctx.sleep(10)  # Raises in an attempt that has ended: asyncio.wait does not inform its code.
         seen.append(found)
         await pause  # It is suspended here.
         return 0
@@ -424,7 +424,7 @@ def test_code_decides_the_same_in_every_attempt(name: str, run: Any) -> None:
 
 
 def test_a_timer_that_fired_decides_in_replay_too() -> None:
-    """Its step had completed when the next attempt began; without the journal, it would not be late any more."""
+    """Its step had completed when the next attempt began; without the journal, it would no longer be late."""
     seen, invocation = asyncio.run(attempts_of("wait with a timeout that is hit"))
 
     assert seen == [{"late": True, "value": "after 5"}] * len(seen)

@@ -1,4 +1,4 @@
-"""What is said of an exception: in the log, and the frames that a journal keeps."""
+"""Descriptions of an exception: in the log, and the frames that a journal keeps."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What a type checker makes of user code: results inferred from handlers, keys required where they are."""
+"""Type checking of user code: results are inferred from handlers, and keys are required where needed."""
 
 import subprocess
 import sys

@@ -5,7 +5,6 @@ import gc
 import logging
 import os
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,14 +13,8 @@ from holdfast.sdk import AttemptEnded, Context, Service, TerminalError, Workflow
 from holdfast.sdk.endpoint import Endpoint
 from holdfast.sdk.frames import Abort, Intent
 from holdfast.sdk.ids import format_id
-from holdfast.sdk.journal import Op
 from tests.sdk.fake_node import FakeNode, Invocation
-
-
-async def until(condition: Callable[[], Any], seconds: float = 30) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.001)
+from tests.sdk.until import until
 
 
 def waiting_service(waits: str) -> Service:
@@ -82,7 +75,7 @@ def test_an_attempt_that_only_waits_is_dropped_and_comes_back(waits: str) -> Non
     asyncio.run(main())
 
 
-def test_a_suspended_attempt_leaves_nothing_behind() -> None:
+def test_a_suspended_attempt_frees_everything() -> None:
     class Payload:
         pass
 
@@ -115,7 +108,7 @@ def test_a_suspended_attempt_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize("ends", ["returns", "runs a step", "waits", "gathers", "raises", "is aborted"])
 def test_an_attempt_is_freed_when_it_ends_without_the_garbage_collector(ends: str) -> None:
-    """Thousands end in a second: what only the collector finds is paid for with a pause of everything else."""
+    """Thousands end per second, and a garbage collection pauses everything else."""
     kept: list[weakref.ref[Any]] = []
     service = Service("memory")
 
@@ -283,7 +276,7 @@ def test_code_that_catches_everything_in_a_loop_does_not_block_the_process(
                 if is_over:
                     raise
                 if len(told) == 100_000:
-                    os._exit(3)  # Nothing else ends this process.
+                    os._exit(3)  # Nothing else can end this process.
 
     async def main() -> None:
         node = FakeNode()
@@ -294,7 +287,7 @@ def test_code_that_catches_everything_in_a_loop_does_not_block_the_process(
         await until(lambda: "Write `except Exception:`" in caplog.text)
         assert not endpoint.attempts
 
-    asyncio.run(main())  # It does not wait for the task that nothing can end.
+    asyncio.run(main())  # It does not wait for the task that cannot be ended.
 
     assert 100 <= len(told) < 200
     is_over.append(True)
@@ -326,7 +319,7 @@ def test_a_newer_attempt_ends_an_older_one_of_the_same_process() -> None:
 
         assert await node.result(invocation) == b"2"
         await until(lambda: cancelled)
-        # And a START that was overtaken does nothing.
+        # A START that was overtaken has no effect.
         endpoint = node.link.endpoint  # type: ignore[union-attr]
         assert not endpoint.attempts
 
@@ -336,7 +329,7 @@ def test_a_newer_attempt_ends_an_older_one_of_the_same_process() -> None:
     assert cancelled == [1]
 
 
-def test_a_plain_timeout_abandons_the_step_also_in_replay() -> None:
+def test_a_plain_timeout_abandons_the_step_in_replay_too() -> None:
     service = Service("plain")
     ran: list[str] = []
 
@@ -379,94 +372,7 @@ def test_a_plain_timeout_abandons_the_step_also_in_replay() -> None:
     assert ran == ["slow"]
 
 
-def changing(parts: list[str]) -> Service:
-    service = Service("changing")
-
-    @service.handler
-    async def work(ctx: Context) -> str:
-        for part in parts:
-            kind, _, name = part.partition(" ")
-            if kind == "run":
-                await ctx.run(name, lambda: None)
-            elif kind == "sleep":
-                await ctx.sleep(0.01)
-            elif kind == "call":
-                await ctx.call(f"changing/{name}")
-            elif kind == "keyed":
-                await ctx.run(name, lambda: None, key="fixed")
-            elif kind == "wait":
-                await ctx.awakeable().future
-        return "done"
-
-    @service.handler
-    async def other(ctx: Context) -> None: ...
-
-    @service.handler
-    async def another(ctx: Context) -> None: ...
-
-    return service
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "expected", "found"),
-    [
-        (["run a", "run b", "wait"], ["run x", "run b", "wait"], "run 'a'", "run 'x'"),
-        (["keyed a", "wait"], ["keyed b", "wait"], "run 'a'", "run 'b'"),
-        (["run sleep", "wait"], ["sleep", "wait"], "run 'sleep'", "sleep ''"),
-        (["run a", "run b", "wait"], ["run a"], "run 'b'", "the handler returns"),
-        (["call other", "wait"], ["call another", "wait"], "call 'changing/other'", "call 'changing/another'"),
-    ],
-)
-def test_code_that_changed_is_told_apart_and_pauses(
-    before: list[str], after: list[str], expected: str, found: str
-) -> None:
-    async def main() -> None:
-        node = FakeNode()
-        node.connect([changing(before)])
-        invocation = node.invoke("changing", "work")
-        await until(lambda: len(invocation.steps) == len(before) + 1 and invocation.steps[-1].op == Op.AWAKEABLE)
-        await node.crash()
-        node.connect([changing(after)])
-        async with asyncio.timeout(30):
-            await invocation.paused.wait()
-
-        (failure,) = invocation.errors
-        assert failure.kind == "NonDeterminismError"
-        assert f"the journal has: {expected}" in failure.message
-        assert f"the code does:   {found}" in failure.message
-
-    asyncio.run(main())
-
-
-def test_code_that_waits_without_asking_for_what_it_asked_for_pauses() -> None:
-    def service(parts: int) -> Service:
-        service = Service("asks")
-
-        @service.handler
-        async def work(ctx: Context) -> None:
-            futures = [ctx.awakeable().future for _ in range(parts)]
-            await futures[0]
-
-        return service
-
-    async def main() -> None:
-        node = FakeNode()
-        node.connect([service(2)])
-        invocation = node.invoke("asks", "work")
-        await until(lambda: len(invocation.steps) == 3)
-        await node.crash()
-        invocation.order += 1
-        invocation.steps[1] = invocation.steps[1]._replace(done=invocation.order, outcome=[0, b"1"])
-        node.connect([service(1)], suspend_after=0.02)
-        async with asyncio.timeout(30):
-            await invocation.paused.wait()
-
-        assert invocation.errors[0].kind == "NonDeterminismError"
-
-    asyncio.run(main())
-
-
-def test_an_error_of_the_handler_is_tried_again() -> None:
+def test_an_error_of_the_handler_is_retried() -> None:
     service = Service("errors")
     tries: list[int] = []
 
@@ -568,7 +474,7 @@ def test_a_log_line_appears_once_over_all_attempts(caplog: pytest.LogCaptureFixt
     assert last.__dict__["mine"] == 1
 
 
-def test_shutting_down_hands_back_what_waits_and_finishes_what_runs() -> None:
+def test_shutdown_hands_back_waiting_attempts_and_finishes_running_ones() -> None:
     service = Service("down")
     gate = asyncio.Event()
     running: list[str] = []
@@ -604,7 +510,7 @@ def test_shutting_down_hands_back_what_waits_and_finishes_what_runs() -> None:
 
 
 def test_a_crash_between_intent_and_abandon_does_not_undo_the_timeout() -> None:
-    """That the timer fired is on record before the code hears of it."""
+    """The firing of the timer is recorded before the code learns of it."""
     service = Service("plain")
     ran: list[str] = []
 

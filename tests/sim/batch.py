@@ -1,4 +1,4 @@
-"""Seeds by the hundred, on all cores: of the simulated log, and of simulated clusters (`tests/sim/cluster`)."""
+"""Runs hundreds of seeds on all cores: of the simulated log, and of simulated clusters (`tests/sim/cluster`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.sim.mutants import MUTANTS, switched_off
 from tests.sim.oracle import Violation
 from tests.sim.run import PROFILES, run
 
-#: What happened in a run that failed: nothing that counts.
+#: The counts of a failed run: none.
 EMPTY: Final[Counter[str]] = Counter()
 
 
@@ -37,7 +37,7 @@ class Outcome(NamedTuple):
 
 
 class World(Protocol):
-    """What is left when a seed has come to its end."""
+    """The world at the end of a seed."""
 
     counts: Counter[str]
     now: float
@@ -86,7 +86,7 @@ class Batch:
         )
 
     def main(self, arguments: list[str] | None = None) -> int:
-        """Run seeds, print what happened and how to repeat what failed."""
+        """Run seeds, and print what happened and how to repeat failures."""
         parser = argparse.ArgumentParser(prog=f"make {self.target}", description=self.what)
         parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run (default: 200)")
         parser.add_argument("--start", type=int, default=0, help="the first seed (default: 0)")

@@ -1,4 +1,4 @@
-"""A disk in memory that forgets what was not synced: the twin of `LmdbStore` under the real journal."""
+"""A disk in memory that forgets unsynced data: it replaces `LmdbStore` under the real journal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Table:
 
 
 class SimDisk:
-    """What survives a crash, and what is on its way there. One commit at a time is under way, as with LMDB."""
+    """The durable data, and the data of the current commit. There is one commit at a time, as with LMDB."""
 
     path = "simulated disk"
 
@@ -42,7 +42,7 @@ class SimDisk:
         self.disk_id = disk_id
         self.tables_: dict[str, Table] = {}
         self.pending: list[Op] = []
-        self.begun = False  # The commit of what is pending was asked for.
+        self.begun = False  # The commit of the pending data was requested.
         self.on_stage: Callable[[Sequence[Op]], None] = lambda ops: None
         self.full = False
         self.to_the_last_byte = False  # Not even a state can be written.
@@ -93,7 +93,7 @@ class SimDisk:
         self.pending = list(ops)
 
     def commit(self) -> None:
-        """The fsync returned: all of it is there."""
+        """The fsync returned: everything is durable."""
         self.fsyncs += 1
         ops, self.pending, self.begun = self.pending, [], False
         for op in ops:
@@ -109,10 +109,10 @@ class SimDisk:
                     self.tables_.pop(table, None)
 
     def lose_power(self, *, keep_pending: bool) -> None:
-        """A commit is atomic: at a crash it is there in full or not at all, and not at all if it had not begun.
+        """A commit is atomic: after a crash it is complete or absent, and absent if it had not begun.
 
-        Also right for a killed process whose pages the kernel still holds: opening the store syncs the file before anything
-        in it is believed.
+        Also right for a killed process whose pages the kernel still holds: opening the store syncs the file before
+        anything in it is trusted.
         """
         if keep_pending and self.begun:
             self.commit()
@@ -132,24 +132,24 @@ class SimDisk:
 
     @property
     def filed(self) -> int:
-        """Rows before this one are not looked at when a node starts, but for what tables point to."""
+        """Rows before this one are not read when a node starts, unless tables point to them."""
         return int.from_bytes(self._table(FILED).values.get(b"rows", b"")[4:12], "big")
 
     def entry(self, group: GroupId, index: int) -> bytes | None:
-        """What the disk has as an entry of a group: in its own table, or else in the newest row that counts."""
+        """The entry of a group on the disk: in its own table, or else in the newest row that counts."""
         filed = self._table(table_of(group)).values.get(index.to_bytes(8, "big"))
         if filed is not None:
             place = place_in(filed)
             return filed if place is None else self.part(RECENT, place.row.to_bytes(8, "big"), *place[1:3])
         hard = self._table(HARD).values.get(group.to_bytes(4, "big"))
         recent = self._table(RECENT)
-        since = 0 if hard is None else msgpack.unpackb(hard[4:])[10]
+        since: bytes = (0 if hard is None else msgpack.unpackb(hard[4:])[10]).to_bytes(8, "big")
         for key in reversed(recent.keys):
-            if int.from_bytes(key, "big") < since:
+            if key < since:
                 return None
-            first, values = self._row(key, recent.values[key]).get(group, (0, []))
-            if first <= index < first + len(values):
-                return values[index - first]
+            found = self._row(key, recent.values[key]).get(group)
+            if found is not None and 0 <= index - found[0] < len(found[1]):
+                return found[1][index - found[0]]
         return None
 
     def _row(self, key: bytes, value: bytes) -> dict[GroupId, tuple[int, list[bytes]]]:
@@ -163,7 +163,7 @@ class SimDisk:
         return known[1]
 
     def flip_bit(self, table: str, key: bytes, at: int) -> None:
-        """Damage one value. Done twice, it is as before."""
+        """Damage one value. A second call restores it."""
         values = self._table(table).values
         value = bytearray(values[key])
         value[at // 8 % len(value)] ^= 1 << (at % 8)

@@ -1,9 +1,10 @@
-"""The kinds of world a seed may live in, and the hand that draws what happens next."""
+"""The profiles of simulated worlds, and the driver that draws the next event."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 from typing import Final
 
 from holdfast.log.engine import Limits
@@ -14,8 +15,8 @@ from holdfast.log.rows import RECENT, place_in
 from tests.sim.oracle import Hard, Operation, Violation
 from tests.sim.world import Profile, SimCrash, SimNode, World
 
-#: Where a process may die. All of them are places where it touches the world; between two such places a crash makes no
-#: difference that anybody could see.
+#: Places where a process may die. All of them touch the outside world; between two of them, a crash makes no observable
+#: difference.
 FAILPOINTS: Final = (
     "stage.before",
     "stage.entries",
@@ -68,8 +69,8 @@ FAILPOINTS: Final = (
 )
 OPENING: Final = ("open.journal", "open.replayed")
 
-#: How often what happens, relative to each other. What stands above `kill` is work; the rest are faults, and come in a
-#: seed's own heat: a cluster that is always on fire commits too little to lose.
+#: Relative frequencies of events. Those above `kill` are work; the others are faults, with a frequency that each seed
+#: draws: a cluster with constant faults commits too little to lose.
 WORK: Final = {"write": 300, "read": 60, "boot": 60, "heal": 40, "snapshot": 20, "trim": 15, "forget": 0}
 FAULTS: Final = {
     "kill": 6,
@@ -153,7 +154,7 @@ PROFILES: Final = {
             fsync_max=0.05,
             weights={"change": 80, "forget": 40, "kill": 12, "failpoint": 60},
         ),
-        # The scripts of scripts.py: no faults but theirs.
+        # The scripts of scripts.py, without other faults.
         Profile("older-terms", members=5, stall=0, fail=0, skew=0.02),
         Profile("late-acks", members=5, stall=0, fail=0, skew=0.02),
         Profile("stale-reads", nodes=4, stall=0, fail=0, skew=0.02),
@@ -169,7 +170,7 @@ PROFILES: Final = {
 
 
 class Driver:
-    """Draws what happens next."""
+    """Draws the next event."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -180,15 +181,15 @@ class Driver:
         weights: dict[str, float] = dict(WORK)
         weights |= {name: weight * heat for name, weight in FAULTS.items()}
         weights |= {n: weight * (heat if n in FAULTS else 1) for n, weight in world.profile.weights.items()}
-        self.names, self.weights = list(weights), list(weights.values())
+        self.names, self.weights = list(weights), list(accumulate(weights.values()))
         for node in world.nodes.values():
             if self.rng.random() < 0.02:
-                node.failpoint = "stage.pin"  # Only the first meetings of a life get here.
+                node.failpoint = "stage.pin"  # Only the first sessions of a life get here.
 
     def drive(self) -> None:
         for _ in range(self.world.profile.events):
             self.world.run_until(self.world.now + self.rng.expovariate(1 / 0.02))
-            (name,) = self.rng.choices(self.names, self.weights)
+            (name,) = self.rng.choices(self.names, cum_weights=self.weights)
             getattr(self, f"do_{name}")()
         self.over = True
 
@@ -202,7 +203,7 @@ class Driver:
         return self.rng.choice(list(self.world.founders))
 
     def some_node(self, group: GroupId) -> SimNode | None:
-        """Mostly who leads, sometimes anybody, often a deposed leader that does not know it yet."""
+        """Mostly the leader, sometimes any node, often a deposed leader that does not know it yet."""
         leaders = self.world.leaders(group)
         draw = self.rng.random()
         if leaders and draw < 0.9:
@@ -211,7 +212,7 @@ class Driver:
         return self.rng.choice(up) if up else None
 
     def victim(self) -> SimNode:
-        """Faults hit leaders more often than others: it is they who make promises."""
+        """Faults hit leaders more often than others, because leaders make promises."""
         leader = self.world.leader(self.group())
         return leader if leader is not None and self.rng.random() < 0.4 else self.any_node()
 
@@ -288,14 +289,14 @@ class Driver:
                 self.cut(other, node, noticed=noticed)
 
     def do_usurp(self) -> None:
-        """Cut a leader off right when it is one, and let it come back soon: leaders with entries nobody else has."""
+        """Cut a leader off just after its election, and let it return soon: leaders with entries of their own."""
         leader = self.world.leader(self.group())
         if leader is None:
             return
         name, before = leader.name, set(self.world.cuts)
 
         def strike() -> None:
-            self.isolate(name, noticed_chance=0.9)  # The others go on at once.
+            self.isolate(name, noticed_chance=0.9)  # The others continue at once.
             self.world.at(self.world.now + self.rng.uniform(0.02, 0.6), back)
 
         def back() -> None:
@@ -304,7 +305,7 @@ class Driver:
         self.world.at(self.world.now + self.rng.uniform(0.0, 0.03), self.unless_over(strike))
 
     def do_split(self) -> None:
-        """Two sides that do not hear each other."""
+        """Two sides that cannot reach each other."""
         side = {name for name in self.world.names if self.rng.random() < 0.5}
         noticed = self.rng.random() < 0.5
         for a in self.world.names:
@@ -398,7 +399,7 @@ class Driver:
         self.world.submit(leader, operation)
 
     def do_forget(self) -> None:
-        """Somebody deletes the log of a group that went on without it."""
+        """Delete the log of a group that continued without this node."""
         left = [
             (node, group)
             for node in self.up()
@@ -422,7 +423,7 @@ class Driver:
         self.world.after(0.0, node, forget)
 
     def do_attack(self) -> None:
-        """Replace a member, and strike at a random moment of it: the old and the new majority may be strangers."""
+        """Replace a member, with a fault at a random moment of it: the old and the new majority may be disjoint."""
         group = self.group()
         leader = self.world.leader(group)
         if leader is None or leader.host is None:
@@ -475,17 +476,17 @@ class Driver:
         self.hang(self.victim())
 
     def hang(self, node: SimNode) -> None:
-        """Its disk answers nothing for a while."""
+        """Its disk does not respond for a while."""
         self.world.counts["disks hung"] += 1
         node.stalled_until = self.world.now + self.rng.uniform(0.5, 4.0)
 
     def do_jump(self) -> None:
-        """The machine slept: its clock is ahead of what it lived through."""
+        """The machine was suspended: its clock is ahead of the time that it experienced."""
         self.world.counts["clock jumps"] += 1
         self.any_node().offset += self.rng.uniform(0.3, 30.0)
 
     def do_wipe(self) -> None:
-        # Only a disk that everybody has met can be missed by everybody: whoever never met the old one trusts the new one.
+        # Only a disk that all peers know can be missed by all: a peer that never met the old one trusts the new one.
         nodes = self.world.nodes.values()
         down = [
             node
@@ -496,9 +497,9 @@ class Driver:
             self.world.wipe(self.rng.choice(down))
 
     def do_hollow(self) -> None:
-        """Somebody deletes the states and the snapshots of a node that is down. Its log is there, and begins too late.
+        """The states and snapshots of a stopped node are deleted. Its log exists, but begins too late.
 
-        One at a time: what a trimmed log no longer has must be somewhere.
+        One node at a time: trimmed entries must exist somewhere.
         """
         nodes = self.world.nodes.values()
         down = [node for node in nodes if node.host is None and node.states]
@@ -508,7 +509,7 @@ class Driver:
             node.lost_states, node.states = node.states, {}
 
     def do_corrupt(self) -> None:
-        """One bit of a stopped node's disk flips. It must refuse to start, and must not touch the damage."""
+        """One bit of a stopped node's disk flips. The node must refuse to start, and must not touch the damage."""
         down = [node for node in self.world.nodes.values() if node.host is None and node.disk.keys(HARD)]
         if not down:
             return
@@ -520,7 +521,7 @@ class Driver:
         table, key = self.rng.choice(self.rng.choice([places, live or places]))
         at = self.rng.getrandbits(20)
         place = place_in(node.disk.get(table, key) or b"") if table in bases else None
-        if place is not None and self.rng.random() < 0.5:  # Not where the entry is said to be, but where it is.
+        if place is not None and self.rng.random() < 0.5:  # Not in the place record, but in the entry itself.
             table, key = RECENT, place.row.to_bytes(8, "big")
             at = 8 * place.offset + at % (8 * place.length)
         node.disk.flip_bit(table, key, at)
@@ -542,7 +543,7 @@ def void(_: object) -> None: ...
 
 
 def heal(world: World, seconds: float = 60.0) -> None:
-    """Stop the faults and expect the cluster to come together."""
+    """Stop the faults and expect the cluster to recover."""
     world.cuts.clear()
     world.stalled.clear()
     world.stalled_disks.clear()
@@ -570,7 +571,7 @@ def heal(world: World, seconds: float = 60.0) -> None:
     while world.now < deadline:
         world.run_until(world.now + 0.2)
         for node in world.nodes.values():
-            world.boot(node)  # A commit that was doomed before the healing may have stopped it since.
+            world.boot(node)  # A commit that was bound to fail before the repair may have stopped it since.
         missing = world.oracle.converged()
         if missing is None:
             break

@@ -20,7 +20,7 @@ class Saved:
     term: int = 0
     chain: int = 0
     commands: list[bytes] = field(default_factory=list)
-    epoch: int = 0  # In which it was cut, for snapshots.
+    epoch: int = 0  # The epoch in which it was cut, for snapshots.
 
     def copy(self) -> Saved:
         return Saved(self.index, self.term, self.chain, list(self.commands), self.epoch)
@@ -34,8 +34,8 @@ def chained(chain: int, entry: Committed) -> int:
 
 
 class SimState:
-    """What a node's state environment holds. It survives a killed process as it is; after a loss of power only the
-    durable snapshot does."""
+    """The state environment of a node. It survives a killed process unchanged; after a power loss only the durable
+    snapshot remains."""
 
     def __init__(self) -> None:
         self.live = Saved()
@@ -90,7 +90,7 @@ class SimMachine:
         return Snapshot(durable.index, durable.term, b"%d" % durable.index)
 
     def swap(self, saved: Saved) -> None:
-        """Install: the snapshot becomes durable first, then it is the state. A crash between the two leaves either."""
+        """Install: the snapshot first becomes durable, then it is the state. A crash in between leaves either."""
         self._failpoint("install.before")
         self.state.durable = saved.copy()
         self._failpoint("install.between")

@@ -1,8 +1,8 @@
-"""What must always hold, seen from outside all nodes at once, after every event.
+"""The invariants, seen from outside all nodes at once, checked after every event.
 
-The oracle knows every disk, every message and every answer. It keeps one history of what is committed, and nothing may
-ever contradict it: not a node's log, not a state, not an answer to a client, not a later leader. It looks at three places:
-what a node stages for its disk (`staged`), what it tells its peers (`sent`), and what it holds after an event (`look`).
+The oracle sees every disk, every message and every answer. It keeps one history of committed entries, which nothing may
+contradict: no node's log, no state, no answer to a client, no later leader. It looks at three places: transactions that
+a node stages for its disk (`staged`), messages to its peers (`sent`), and its memory after an event (`look`).
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class Operation:
     kind: str  # write, read or change
     command: bytes = b""
     members: tuple[NodeId, ...] = ()
-    floor: int = 0  # The newest index that anybody had been shown when this was asked.
+    floor: int = 0  # The newest index that any client had seen at the time of the request.
     outcome: str = "open"  # open, ok, failed (definitely), unknown
     node: str = ""
     index: int = 0
 
 
 class Hard:
-    """A group's record of term, vote and configuration, as it lies on a disk."""
+    """A group's record of term, vote and configuration on a disk."""
 
     def __init__(self, value: bytes) -> None:
         fields: list[Any] = msgpack.unpackb(value[4:])
@@ -70,7 +70,7 @@ class Hard:
 
 
 class Stone:
-    """What a node keeps of a group whose log it deleted, as it lies on a disk."""
+    """The tombstone of a group whose log was deleted, on a disk."""
 
     def __init__(self, value: bytes) -> None:
         fields: list[Any] = msgpack.unpackb(value[4:])
@@ -85,12 +85,12 @@ class Ledger:
         self.commands: dict[int, bytes] = {}
         self.chains: dict[int, int] = {0: 0}
         self.where: dict[bytes, int] = {}  # command -> index where it is committed
-        self.leaders: dict[tuple[int, int], tuple[NodeId, int]] = {}  # (epoch, term) -> who led, in which life
+        self.leaders: dict[tuple[int, int], tuple[NodeId, int]] = {}  # (epoch, term) -> the leader, and its life
         self.newest = (0, 0)
         self.epochs: dict[int, tuple[tuple[NodeId, ...], int, int]] = {0: (founders, 0, 0)}  # members and seed
         self.seals: dict[int, int] = {}  # epoch -> index of the committed entry that ended it
         self.written: dict[tuple[int, int, int], tuple[int, int | None]] = {}  # (epoch, index, term) -> content, before
-        self.votes: dict[tuple[NodeId, int], NodeId] = {}  # (voter, term) -> for whom, as somebody was told
+        self.votes: dict[tuple[NodeId, int], NodeId] = {}  # (voter, term) -> the candidate, as sent to a peer
         self.shown = 0  # The newest index acknowledged to a writer or seen by a reader.
         self.top = 0
 
@@ -131,7 +131,7 @@ class Oracle:
             floor = operation.floor
             if not (index >= floor):
                 raise Violation(f"a read at {index} misses entry {floor}, which somebody had been shown before")
-            ledger.shown = max(ledger.shown, replica.applied)  # The reader sees all that is applied.
+            ledger.shown = max(ledger.shown, replica.applied)  # A reader sees everything that is applied.
             return
         if index not in ledger.terms:
             raise Violation(f"entry {index} was acknowledged and is not committed")
@@ -145,7 +145,7 @@ class Oracle:
         self._close(operation, "failed" if error.definite else "unknown")
 
     def stopped(self, node: SimNode) -> None:
-        """Whoever waited on a process that died does not know the outcome."""
+        """The callers of a process that died do not know the outcome."""
         for operation in self._open[node.name]:
             operation.outcome = "unknown"
         self._open[node.name].clear()
@@ -172,7 +172,7 @@ class Oracle:
     # -- what nodes write ------------------------------------------------------------------------------------------------
 
     def staged(self, node: SimNode, ops: Sequence[Op]) -> list[str]:
-        """One transaction on its way to a disk. Returns what kind of thing it does, for the failpoints."""
+        """One transaction on its way to a disk. Returns the kinds of writes in it, for the failpoints."""
         kinds: set[str] = set()
         terms: dict[tuple[str, int], int | None] = {}
         gone = {op.low for op in ops if type(op) is Cut and op.table == HARD}
@@ -229,7 +229,7 @@ class Oracle:
                 raise Violation(f"{node.name}: the durable commit of group {group} falls")
 
     def _staged_hard(self, node: SimNode, key: bytes, new: Hard, *, is_back: bool) -> set[str]:
-        """What a node has promised in a group it keeps, also over the loss of the group's log (`is_back`)."""
+        """The promises of a node in a group that it keeps, even across the loss of the group's log (`is_back`)."""
         value, stone = node.disk.get(HARD, key), node.disk.get(TOMBSTONES, key)
         if value is None and stone is None:
             return {"create"}
@@ -258,7 +258,7 @@ class Oracle:
     def _staged_entry(
         self, node: SimNode, table: str, index: int, value: bytes, terms: dict[tuple[str, int], int | None]
     ) -> None:
-        """Log matching (Raft §5.3): an entry's index and term say what it holds, and what stands before it."""
+        """Log matching (Raft §5.3): an entry's index and term determine its content, and the entries before it."""
         group = GroupId(int(table.removeprefix("log.")))
         term = int.from_bytes(value[:8], "big")
         before = terms.get((table, index - 1))
@@ -282,7 +282,7 @@ class Oracle:
     # -- what nodes say --------------------------------------------------------------------------------------------------
 
     def sent(self, node: SimNode, peer: NodeId, envelopes: list[Envelope]) -> set[str]:
-        """A frame leaves. Returns what kinds of message are in it, for the failpoints."""
+        """A frame leaves. Returns the kinds of messages in it, for the failpoints."""
         self._must(
             node.disk.get(PINS, peer.encode()) is not None, f"{node.name} talks to {peer}, whose disk is not pinned"
         )
@@ -333,7 +333,7 @@ class Oracle:
         if index <= hard.base:
             return
         value, log = node.disk.entry(group, index), node.host.replicas[group].log
-        # In memory it may be in a later term or epoch already, and the entry replaced: that is not on its disk yet.
+        # In memory it may already be in a later term or epoch, and the entry replaced: that is not on its disk yet.
         term = log.term_of(index) if (log.configuration.epoch, log.term) == (epoch, spoken) else None
         holds = value is not None and term in (None, int.from_bytes(value[:8], "big"))
         if not holds:
@@ -359,7 +359,7 @@ class Oracle:
     # -- what nodes hold -------------------------------------------------------------------------------------------------
 
     def forgot(self, node: SimNode, group: GroupId) -> None:
-        """A node deletes its log of a group: what was seen there is no measure for what it begins with again."""
+        """A node deletes its log of a group: earlier observations do not constrain its new log."""
         node.forgot.add(group)
         self._seen.pop((node.name, group), None)
         self._led.pop((node.name, group), None)
@@ -403,7 +403,7 @@ class Oracle:
         self._check_epoch(name, replica, ledger)
 
     def _check_epoch(self, name: NodeId, replica: Replica, ledger: Ledger) -> None:
-        """A group has one chain of epochs: each begins where the one before it was sealed, and that one ends there."""
+        """A group has one chain of epochs: each begins where the previous one was sealed and ended."""
         log = replica.log
         mine = log.configuration
         here = (mine.members, mine.seed_index, mine.seed_term)
@@ -433,7 +433,8 @@ class Oracle:
                         raise Violation(f"{name}: committed entry {index} differs from another's")
 
     def _check_durable(self, group: GroupId, index: int, term: int, command: bytes, log: GroupLog) -> None:
-        """Whoever first says that an entry is committed can point to a majority of disks that hold it; for a seal, to two."""
+        """The first node that reports an entry as committed has a majority of disks that hold it; for a seal, two
+        majorities."""
         ledger, configuration = self.ledgers[group], log.configuration
         epoch = configuration.epoch if index > configuration.seed_index else configuration.epoch - 1
         owners = [ledger.epochs.get(epoch, (configuration.members, 0, 0))[0]]
@@ -448,7 +449,7 @@ class Oracle:
                 raise Violation(f"entry {index} is committed on {holders} of the {len(members)} disks of {members}")
 
     def _holds(self, node: SimNode, group: GroupId, index: int, term: int) -> bool:
-        """Whether a node's disk holds the entry, or held it before somebody replaced the disk."""
+        """Whether a node's disk holds the entry, or held it before the disk was replaced."""
         for disk in (node.disk, node.lost_disk):
             if disk is not None:
                 value = disk.entry(group, index)
@@ -467,7 +468,8 @@ class Oracle:
                 raise Violation(f"{name}: next {progress.next} <= match {match}")
             other = self.world.nodes[peer]
             if peer not in engine.members and group in other.forgot:
-                continue  # A learner that forgot the group. The leader finds out before it counts: a seal is checked below.
+                # A learner that forgot the group. The leader learns of it before it counts: a seal is checked below.
+                continue
             if match and other.checked.get((name, group)) != (key, match):
                 other.checked[name, group] = (key, match)
                 self._check_match(name, group, log, other, match)
@@ -487,8 +489,9 @@ class Oracle:
                     raise Violation(f"the new leader {name} lacks committed entry {index}")
 
     def _check_match(self, name: NodeId, group: GroupId, log: GroupLog, other: SimNode, match: int) -> None:
-        """What a leader counts on a follower is on its disk, unless the follower has gone on since: a newer leader may have
-        had it replaced, and a node that enters a later epoch without its seal cuts its log at its commit (ADR 2, rule 3)."""
+        """Entries that a leader counts on a follower are on its disk, unless the follower has moved on: a newer leader
+        may have replaced them, and a node that enters a later epoch without its seal cuts its log at its commit index
+        (ADR 2, rule 3)."""
         key = group.to_bytes(4, "big")
         value, stone = other.disk.get(HARD, key), other.disk.get(TOMBSTONES, key)
         now = Hard(value) if value is not None else Stone(stone) if stone is not None else None
@@ -503,7 +506,7 @@ class Oracle:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def converged(self) -> str | None:
-        """None when every member of the newest epoch has applied everything; else what is missing."""
+        """None if every member of the newest epoch has applied everything; otherwise what is missing."""
         for group, ledger in self.ledgers.items():
             leader = self.world.leader(group)
             if leader is None or leader.host is None:

@@ -1,7 +1,7 @@
-"""Seeds that once found something. They run always, and a seed is never taken off the list.
+"""Seeds that once found a defect. They always run, and are never removed from the list.
 
-A change of the simulator's dice makes a seed tell another story. So each entry also names the mutant that brings its
-defect back, where there is one: `test_mutants.py` keeps finding that defect in whatever seeds show it today.
+When the random choices of the simulator change, a seed takes another course. So each entry also names the mutant that
+restores its defect, where there is one: `test_mutants.py` keeps finding that defect in the seeds that show it today.
 """
 
 from __future__ import annotations

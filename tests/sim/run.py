@@ -1,4 +1,4 @@
-"""One seed: a random life of a small cluster, or a script with random timing, then healing, then the final reckoning."""
+"""One seed: a random run of a small cluster, or a script with random timing, then repair, then the final checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["PROFILES", "run"]
 
 
 def run(seed: int, profile: Profile) -> World:
-    """The whole life of one seed. Raises Violation."""
+    """The whole run of one seed. Raises Violation."""
     world = World(seed, profile)
     driver = Driver(world)
     script = SCRIPTS.get(profile.name)
@@ -20,7 +20,7 @@ def run(seed: int, profile: Profile) -> World:
     else:
         script(driver)
     heal(world)
-    # A last write through whoever leads: the group does not only agree, it works.
+    # A last write through the leader: the group not only agrees, but works.
     for group in world.founders:
         for _ in range(20):
             leader = world.leader(group)

@@ -1,7 +1,7 @@
-"""Stories that chance would rarely tell. The order of events is fixed, their timing and the cast are drawn.
+"""Scenarios that rarely arise by chance. The order of events is fixed; their timing and the nodes are drawn.
 
-Each is a known way to break a promise of Raft or of sealing (docs/adr/0002-change-members-by-sealing.md), or of staying
-available. The hardened log survives them; with the rule that a story is about switched off (`mutants.py`), it does not.
+Each is a known way to break a promise of Raft or of sealing (docs/adr/0002-change-members-by-sealing.md), or of
+availability. The hardened log survives them; without the rule that a scenario is about (`mutants.py`), it does not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _leader(world: World) -> SimNode:
 
 
 def _until(world: World, holds: Callable[[], bool], seconds: float = 3.0) -> bool:
-    """Wait, a millisecond at a time: a story strikes at a moment, not around it."""
+    """Wait, a millisecond at a time, because a scenario acts at an exact moment."""
     deadline = world.now + seconds
     while not holds():
         if world.now >= deadline:
@@ -70,7 +70,7 @@ def _change(driver: Driver, leader: SimNode, members: Iterable[NodeId]) -> Opera
 
 
 def _sealed(node: SimNode) -> Callable[[], bool]:
-    """Whether a leader knows its seal to be committed, or has gone on already."""
+    """Whether a leader knows that its seal is committed, or has already moved on."""
     replica = _replica(node)
     epoch = None if replica is None else replica.epoch
 
@@ -85,7 +85,7 @@ def _sealed(node: SimNode) -> Callable[[], bool]:
 
 
 def _leads(world: World, side: Iterable[NodeId], but: SimNode | None = None, epoch: int = 0) -> Callable[[], bool]:
-    """Whether somebody on a side of a cut leads, in a given epoch or later."""
+    """Whether a node on one side of a cut leads, in a given epoch or later."""
 
     def holds() -> bool:
         for name in side:
@@ -112,7 +112,7 @@ def _in_epoch(world: World, names: Iterable[NodeId], epoch: int) -> Callable[[],
 
 
 def older_terms(driver: Driver) -> None:
-    """Raft's figure 8: an old entry reaches a majority under a new leader, and a third leader knows nothing of it."""
+    """Raft's figure 8: an old entry reaches a majority under a new leader, and a third leader does not know it."""
     world, rng = driver.world, driver.rng
     for _ in range(3):
         heal(world)
@@ -125,13 +125,14 @@ def older_terms(driver: Driver) -> None:
         if not _until(world, _leads(world, others)):
             continue
         second = world.nodes[next(name for name in others if _leads(world, (name,))())]
-        _cut(world, (second.name,), world.names, noticed=True)  # Its no-op stays its own.
+        _cut(world, (second.name,), world.names, noticed=True)  # Its no-op stays on its own disk.
         world.run_until(world.now + 0.6)
         world.cuts -= {pair for pair in world.cuts if second.name not in pair}
         if not _until(world, _leads(world, world.names, but=second)):
             continue
         third = _leader(world)
-        world.run_until(world.now + rng.uniform(0.0, 0.3))  # It brings the old entries to a majority, not yet its own.
+        # It replicates the old entries to a majority, but not yet its own.
+        world.run_until(world.now + rng.uniform(0.0, 0.3))
         world.cuts.clear()
         _cut(world, (first.name, friend), (name for name in others), noticed=True)
         if third.name in others:
@@ -169,7 +170,7 @@ def late_acks(driver: Driver) -> None:
 
 
 def _replaced(driver: Driver, leader: SimNode) -> tuple[NodeId, NodeId, NodeId]:
-    """(who stays besides the leader, who goes, who comes) in a group of three of four."""
+    """(the node that stays besides the leader, the one that leaves, the one that joins) in a group of three of four."""
     replica = _replica(leader)
     assert replica is not None
     stays, goes = driver.rng.sample(replica.engine.peers, 2)
@@ -200,7 +201,7 @@ def stale_reads(driver: Driver) -> None:
                 (comes, goes),
             }
             if _until(world, _in_epoch(world, (stays, comes), epoch + 1)):
-                world.nodes[comes].offset += 1.5  # It slept, as machines do, and waits for no timeout.
+                world.nodes[comes].offset += 1.5  # It was suspended, and waits for no timeout.
             if _until(world, _leads(world, (stays, comes), epoch=epoch + 1)):
                 successor = _leader(world)
                 written = _write(driver, successor, 2)
@@ -213,7 +214,7 @@ def stale_reads(driver: Driver) -> None:
 
 
 def two_epochs(driver: Driver) -> None:
-    """A cut right after a seal is committed: one side goes on in the successor, the other elects in the old epoch."""
+    """A cut just after a seal is committed: one side continues in the successor, the other elects in the old epoch."""
     world, rng = driver.world, driver.rng
     for _ in range(3):
         heal(world)
@@ -240,12 +241,12 @@ def two_epochs(driver: Driver) -> None:
             world.run_until(world.now + 0.2)
         world.cuts.clear()
         _until(world, _in_epoch(world, (stays,), epoch + 1))
-        _cut(world, (leader.name,), world.names, noticed=True)  # Now the successor needs the one who came late.
+        _cut(world, (leader.name,), world.names, noticed=True)  # Now the successor needs the late member.
         world.run_until(world.now + 2.0)
 
 
 def stray_snapshots(driver: Driver) -> None:
-    """A node that is behind in an ended epoch finds a state from behind its end."""
+    """A node that lags in an ended epoch is offered a state from after its end."""
     world, rng = driver.world, driver.rng
     heal(world)
     leader = _leader(world)
@@ -301,7 +302,7 @@ def _cut_and_trim(world: World, node: SimNode) -> None:
 
 
 def last_witness(driver: Driver) -> None:
-    """Those who know that an epoch is over are outside its successor, and silent when they come back."""
+    """The nodes that know that an epoch is over are outside its successor, and silent when they return."""
     world, rng = driver.world, driver.rng
     for _ in range(3):
         heal(world)
@@ -316,9 +317,9 @@ def last_witness(driver: Driver) -> None:
 
 
 def lost_member(driver: Driver) -> None:
-    """A learner forgets the group while it is made a member of it: it is a member that knows of no group.
+    """A learner forgets the group while it becomes a member of it: it is a member that does not know its group.
 
-    Then it hears of the group and dies before that is on its disk, or the leader that would tell it is gone for long.
+    Then it learns of the group and dies before that is on its disk, or the leader that would tell it is gone for long.
     """
     world, rng = driver.world, driver.rng
     heal(world)
@@ -337,7 +338,7 @@ def lost_member(driver: Driver) -> None:
         return
     leads = [name for name in old if _leads(world, (name,))()]
     if rng.random() < 0.5 or not leads:
-        newcomer.failpoint = "stage.return"  # What leaves before the disk has left by then.
+        newcomer.failpoint = "stage.return"  # Messages that do not wait for the disk have left by then.
         world.cuts.clear()
         if _until(world, lambda: newcomer.host is None):
             world.run_until(world.now + rng.uniform(0.1, 1.0))
@@ -351,7 +352,7 @@ def lost_member(driver: Driver) -> None:
 
 
 def reads_at_the_seal(driver: Driver) -> None:
-    """Clients read all the time while members change: each is answered."""
+    """Clients read constantly while members change: each read is answered."""
     world = driver.world
     for _ in range(3):
         heal(world)
@@ -370,7 +371,7 @@ def reads_at_the_seal(driver: Driver) -> None:
 
 
 def steady(driver: Driver) -> None:
-    """What a cluster owes its users besides safety: one fault at a time, and each has its time to be over."""
+    """The availability of a cluster: one fault at a time, with enough time for each to end."""
     world, rng = driver.world, driver.rng
     (group,) = world.founders
     heal(world)
@@ -388,7 +389,7 @@ def steady(driver: Driver) -> None:
 
 
 def _flap(world: World, driver: Driver, follower: NodeId, leader: NodeId, term: int) -> None:
-    """A follower that comes and goes does not end a healthy leadership (pre-vote, stickiness)."""
+    """A follower that repeatedly disconnects does not end a healthy leadership (pre-vote, stickiness)."""
     for _ in range(3):
         driver.isolate(follower)
         world.run_until(world.now + driver.rng.uniform(0.5, 4.0))
@@ -400,7 +401,7 @@ def _flap(world: World, driver: Driver, follower: NodeId, leader: NodeId, term: 
 
 
 def _cut_off(world: World, driver: Driver, leader: SimNode) -> None:
-    """A leader that nobody answers gives up, and tells its clients (check-quorum)."""
+    """A leader without answers steps down, and informs its clients (check-quorum)."""
     waiting = [driver.operation(GroupId(1), kind) for kind in ("write", "read")]
     for other in world.names:
         if other != leader.name:

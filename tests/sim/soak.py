@@ -1,8 +1,8 @@
 """Random seeds of both simulators for hours: `make sim-soak HOURS=n`.
 
-The tests run the same seeds for ever, so they stop finding anything new. This draws seeds that nobody has run, at the lowest
-priority, and adds what it finds to a file: a second run goes on where the first one ended. Profiles that change members come
-more often, because most of what random seeds have found was there.
+The tests always run the same seeds, so they find nothing new. This draws seeds that have never run, at the lowest
+priority, and adds its findings to a file, where the next run continues. Profiles that change members are drawn more
+often, because most findings of random seeds came from there.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from tests.sim.cluster.batch import BATCH as CLUSTERS
 BATCHES: Final[dict[str, Batch]] = {batch.target: batch for batch in (LOG, CLUSTERS)}
 #: A simulated cluster takes ten times as long as a simulated log.
 SHARES: Final = {LOG.target: 5, CLUSTERS.target: 1}
-#: How often a profile comes, where that is not once.
+#: The weight of a profile, if it is not 1.
 WEIGHTS: Final = {
     LOG.target: {"sealing": 4, "leavers": 4, "movers": 3, "hermits": 3, "hollow": 3, "slow-disk": 2, "wipes": 2},
     CLUSTERS.target: {"members": 5, "five": 2, "stormy": 2, "restore": 2},
 }
 SEEDS_BITS: Final = 40
 SAVED_S: Final = 10.0
-SEEDS_PER_PROCESS: Final = 200  # Then another one takes its place: what leaks does not add up for hours.
+SEEDS_PER_PROCESS: Final = 200  # Then it is replaced, so that leaks do not add up for hours.
 
 
 @dataclass
 class Tally:
-    """What was run of one profile."""
+    """The runs of one profile."""
 
     seeds: int = 0
     virtual_seconds: float = 0.0
@@ -50,7 +50,7 @@ class Tally:
 
 @dataclass
 class Record:
-    """What all runs have found so far, as it is kept in a file."""
+    """The findings of all runs so far, kept in a file."""
 
     seconds: float = 0.0
     tallies: dict[str, Tally] = field(default_factory=dict)  # By "target profile".
@@ -101,7 +101,7 @@ def _total(tallies: list[Tally]) -> Tally:
 
 
 def draw(random: Random) -> tuple[str, Job]:
-    """A simulator, a profile, and a seed that nobody has run."""
+    """A simulator, a profile, and a seed that has never run."""
     (target,) = random.choices(list(SHARES), list(SHARES.values()))
     profiles = list(BATCHES[target].profiles)
     (profile,) = random.choices(profiles, [WEIGHTS[target].get(name, 1) for name in profiles])
@@ -123,7 +123,7 @@ def soak(
     random: Random,
     revision: str,
 ) -> int:
-    """Run seeds until `is_over`, asked with the number of seeds that were begun. Those under way are waited for."""
+    """Run seeds until `is_over`, called with the number of seeds begun, is true. Running seeds are awaited."""
     running: dict[Future[Outcome], str] = {}
     begun, saved, last = 0, time.monotonic(), time.monotonic()
     while running or not is_over(begun):
@@ -149,7 +149,7 @@ def soak(
 
 
 def _ignore_interrupts() -> None:
-    """Ctrl-C reaches all processes of the terminal; the parent decides what follows."""
+    """Ctrl-C reaches all processes of the terminal; the parent decides what to do."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

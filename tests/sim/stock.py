@@ -1,8 +1,8 @@
-"""The engine as it is shipped, in the gentlest of worlds: connections in order, a perfect disk, nothing lost but by a reset.
+"""The engine as shipped, under the mildest conditions: ordered connections, a perfect disk, losses only by resets.
 
-It loses acknowledged writes all the same, as soon as a follower's backlog spans two messages. This is the first mutant
-of all: a way of testing that does not see this sees nothing. The harness shares no code with the simulator of
-the hardened engine, because the stock engine has no host, no sessions and no durable mark to drive.
+It loses acknowledged writes nevertheless, as soon as a follower's backlog spans two messages. This is the first mutant:
+a test method that does not see this sees nothing. The harness shares no code with the simulator of the hardened engine,
+because the stock engine has no host, no sessions and no durable mark to drive.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REGULAR: Final = stock._COMMAND_TYPE.REGULAR
 
 
 class Peer(Node):  # type: ignore[misc]
-    """The engine keeps its peers in sets: with a hash of their own, they come out in the same order in every process."""
+    """The engine keeps its peers in sets: with a hash of their own, they iterate in the same order in every process."""
 
     def __hash__(self) -> int:
         return ord(self.id)
@@ -39,7 +39,7 @@ class Peer(Node):  # type: ignore[misc]
 
 
 class Wire(Transport):  # type: ignore[misc]
-    """pysyncobj's transport over the world's queues."""
+    """pysyncobj's transport over the queues of the world."""
 
     def __init__(self, world: StockWorld, name: str) -> None:
         super().__init__(None, None, None)
@@ -209,7 +209,7 @@ class StockWorld:
 
 @contextmanager
 def _virtual(world: StockWorld) -> Iterator[None]:
-    """The stock engine asks the module for time and luck; it gets the world's."""
+    """The stock engine gets time and randomness from the module; this replaces them by those of the world."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -220,7 +220,7 @@ def _virtual(world: StockWorld) -> Iterator[None]:
 
 
 def run_stock(seed: int) -> None:
-    """The whole life of one seed. Raises Violation."""
+    """The whole run of one seed. Raises Violation."""
     world = StockWorld(seed)
     with _virtual(world):
         for name in NAMES:

@@ -1,4 +1,4 @@
-"""Simulated clusters: nothing acknowledged is lost, nobody disagrees, and after healing everybody goes on."""
+"""Simulated clusters: nothing acknowledged is lost, all nodes agree, and after the repair every node continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.sim.driver import FAILPOINTS, OPENING
 from tests.sim.regressions import REGRESSIONS, Regression
 
 SEEDS: Final = 2000
-#: Each must have happened somewhere in the seeds, or the simulator no longer does what it says.
+#: Each must have happened in some seed, or the simulator no longer covers it.
 FAULTS: Final = (
     "applies without space",
     "blackouts",

@@ -1,4 +1,4 @@
-"""Random seeds for hours: what is drawn, what is kept, and what is printed."""
+"""Random seeds for hours: the drawing, the record, and the report."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from tests.sim.oracle import Operation, Oracle, Violation
 
 @dataclass(frozen=True)
 class Profile:
-    """What kind of world a seed lives in."""
+    """The kind of world of a seed."""
 
     name: str
     nodes: int = 5
@@ -39,21 +39,21 @@ class Profile:
     loss: float = 0.0
     duplicate: float = 0.0
     reorder: bool = False
-    drag: float = 0.0  # Chance that a frame takes seconds, though its session lives.
+    drag: float = 0.0  # Probability that a frame takes seconds although its session lives.
     delay_max: float = 0.02
     fsync_max: float = 0.01
-    stall: float = 0.01  # Chance that an fsync takes seconds,
+    stall: float = 0.01  # Probability that an fsync takes seconds,
     fail: float = 0.001  # and that it fails.
-    lazy: float = 0.1  # Chance that a turn waits for what else arrives.
-    together: float = 0.0  # Chance that a write goes to all groups at once.
-    late: float = 0.02  # Chance that a copy of a frame turns up when its session is long gone.
+    lazy: float = 0.1  # Probability that a turn waits for further arrivals.
+    together: float = 0.0  # Probability that a write goes to all groups at once.
+    late: float = 0.02  # Probability that a copy of a frame arrives long after its session.
     skew: float = 0.1
     limits: Limits = field(default_factory=lambda: Limits(append_bytes_max=120, window_messages=4, entry_bytes_max=120))
-    heat: float | None = None  # How often faults come; None: every seed draws its own.
+    heat: float | None = None  # Frequency of faults; None: every seed draws its own.
     weights: dict[str, int] = field(default_factory=dict)
 
 
-#: As in earnest, where few commits here make a row; and such that every commit makes one, and rows come and go.
+#: As in production, where few commits here make a row; and so small that every commit makes one, and rows come and go.
 ROWS: Final = (
     Rows(),
     Rows(groups_min=1, recent_bytes=400, filed_every=1, retired_max=2, kept_bytes=100, sparse=1, moved_max=1),
@@ -93,7 +93,7 @@ class SimNode:
         self.armed = 0.0  # When the next tick is due.
         self.checked: dict[
             tuple[NodeId, GroupId], object
-        ] = {}  # The oracle's: what leaders were checked to know of us.
+        ] = {}  # The oracle's: the checked knowledge of leaders about us.
         self.number = number
         self.forgot: set[GroupId] = set()  # The oracle's: groups whose log this node once deleted.
 
@@ -119,7 +119,7 @@ class SimNode:
         )
 
     def has_no_space(self) -> bool:
-        """Asked by a state that wants to grow."""
+        """Called by a state that needs to grow."""
         self.world.counts["applies without space"] += self.disk.to_the_last_byte
         return self.disk.to_the_last_byte
 
@@ -150,7 +150,7 @@ class SimNode:
         journal = Journal(self.disk, self.world.rows)
         self.reach("open.journal")
         for group in [group for group in self.states if group not in journal.groups]:
-            # The process died after it forgot the group, and before it removed its state.
+            # The process died after it forgot the group and before it removed its state.
             self.world.after(self.world.rng.uniform(0.0, 0.5), self, lambda g=group: self.world.remove_state(self, g))  # type: ignore[misc]
         self.disk.on_stage = stage
         host = Host(
@@ -202,7 +202,7 @@ class World:
         self.sessions: dict[frozenset[NodeId], int] = {}
         self._last_arrival: dict[tuple[NodeId, NodeId, int], float] = {}
         self.cuts: set[tuple[NodeId, NodeId]] = set()
-        self.stalled: set[tuple[NodeId, NodeId]] = set()  # Connections that live, and deliver nothing for now.
+        self.stalled: set[tuple[NodeId, NodeId]] = set()  # Live connections that deliver nothing for now.
         self.stalled_disks: set[NodeId] = set()
         self.stop_on_failed_fsync = True
         self.names = [NodeId(chr(ord("a") + i)) for i in range(profile.nodes)]
@@ -222,7 +222,8 @@ class World:
         heapq.heappush(self._queue, (when, self._sequence, action))
 
     def after(self, delay: float, node: SimNode, action: Callable[[], None], *, lazy: bool = False) -> None:
-        """Do something on a node, if the same process still runs then. Lazy: its turn comes later, with what else arrived."""
+        """Run a function on a node, if the same process still runs then. Lazy: its turn comes later, with further
+        arrivals."""
         boots = node.boots
 
         def event() -> None:
@@ -236,7 +237,7 @@ class World:
         self.at(self.now + delay, event)
 
     def guarded(self, node: SimNode, action: Callable[[], None], *, lazy: bool = False) -> None:
-        """Run something on a node, then its turns, then look at it."""
+        """Run a function on a node, then its turns, then check it."""
         before = None if node.failpoint is None or node.host is None else self._watched(node.host)
         try:
             action()
@@ -263,7 +264,7 @@ class World:
             self._arm_tick(node, host)
         except SimCrash:
             if node.host is not None:
-                self.oracle.look(node)  # What it believed when it died, it may have told others.
+                self.oracle.look(node)  # It may have told others what it knew when it died.
             self.crash(node, power=False)
         except (AssertionError, EngineFault, Corrupt, IndexError, KeyError) as error:
             raise Violation(f"{node.name}: {type(error).__name__}: {error}") from error
@@ -273,7 +274,7 @@ class World:
         return [(r.log.commit, r.epoch, r.engine.is_leader) for r in host.replicas.values()]
 
     def _reach_changes(self, node: SimNode, before: list[tuple[int, int, bool]]) -> list[tuple[int, int, bool]]:
-        """Places between what happened and the turn that tells of it, where a process may die."""
+        """Places between an event and the turn that reports it, where a process may die."""
         assert node.host is not None
         after = self._watched(node.host)
         for (commit, epoch, led), (now_commit, now_epoch, leads) in zip(before, after, strict=False):
@@ -326,7 +327,7 @@ class World:
                 self.at(self.now + 0.005, done)
                 return
             if fails:
-                # The node stops: a second fsync would call lost pages written. What is on the disk is anybody's guess.
+                # The node stops: a second fsync would report lost pages as written. The content of the disk is unknown.
                 self.counts["fsyncs failed"] += 1
                 if self.stop_on_failed_fsync:
                     self.crash(node, power=self.rng.random() < 0.5)
@@ -364,7 +365,7 @@ class World:
                 self._last_arrival[key] = arrival
             self.at(arrival, lambda: self._arrive(node.name, peer, session, frame))
         if self.rng.random() < self.profile.late:
-            # A connection that is gone may still drip: the sender's kernel sends again what was never acknowledged.
+            # A closed connection may still deliver: the sender's kernel resends what was never acknowledged.
             self.at(self.now + self.rng.uniform(0.05, 3.0), lambda: self._arrive_late(node.name, peer, session, frame))
 
     def _arrive_late(self, sender: NodeId, to: NodeId, session: int, frame: bytes) -> None:
@@ -373,7 +374,7 @@ class World:
             self._arrive(sender, to, session, frame)
 
     def _arrive(self, sender: NodeId, to: NodeId, session: int, frame: bytes) -> None:
-        """Also when the session is long dead: dropping that is the host's duty."""
+        """Even when the session is long dead: the host must drop it."""
         if (sender, to) in self.stalled:
             self.at(self.now + 0.005, lambda: self._arrive(sender, to, session, frame))
             return
@@ -410,7 +411,7 @@ class World:
         node.host.peer_down(peer, session, node.now())
 
     def _mend_links(self) -> None:
-        """Peers dial again and again: whatever can be connected is, sooner or later."""
+        """Peers redial constantly: every possible connection is made sooner or later."""
         for i, a in enumerate(self.names):
             for b in self.names[i + 1 :]:
                 pair = frozenset((a, b))
@@ -461,7 +462,7 @@ class World:
             self.guarded(node, node.boot)
 
     def wipe(self, node: SimNode) -> None:
-        """Somebody replaces the disk and starts the node under its old name: it has forgotten what it promised."""
+        """The disk is replaced and the node started under its old name: it has forgotten its promises."""
         assert node.host is None
         self.counts["disks wiped"] += 1
         node.wiped = True
@@ -472,12 +473,12 @@ class World:
     # -- clients -----------------------------------------------------------------------------------------------------------
 
     def leader(self, group: GroupId) -> SimNode | None:
-        """A node that believes to lead; the newest epoch and term if several do."""
+        """A node that believes to lead; the newest epoch and term if there are several."""
         leaders = self.leaders(group)
         return leaders[-1] if leaders else None
 
     def leaders(self, group: GroupId) -> list[SimNode]:
-        """All who believe to lead, the newest last."""
+        """All nodes that believe to lead, the newest last."""
         found = [
             (node.host.replicas[group].epoch, node.host.replicas[group].engine.term, name)
             for name, node in self.nodes.items()
@@ -523,7 +524,7 @@ class World:
             machine.cut_snapshot(node.host.replicas[group].epoch)
 
     def fill(self, node: SimNode) -> None:
-        """A node without its states asks one of the others for a snapshot of now, again and again."""
+        """A node without its states repeatedly asks another one for a current snapshot."""
         host = node.host
         assert host is not None
         for group, machine in list(host.hollow.items()):
@@ -543,13 +544,15 @@ class World:
 
     @staticmethod
     def remove_state(node: SimNode, group: GroupId) -> None:
-        """The log of the group is gone; its state goes later, and the group does not come back before."""
+        """The log of the group is gone; its state is removed later, and the group does not return before."""
         assert node.host is not None
         if node.host.is_forgotten(group):
             node.states.pop(group, None)
 
     def _fetch(self, node: SimNode, group: GroupId, peer: NodeId, index: int) -> None:
-        """A follower fetches a snapshot out of band, if its owner still has it; or, as from a store, anybody's newest."""
+        """A follower fetches a snapshot out of band, if its owner still has it; or, as from a store, the newest of any
+        node.
+        """
         newest = self.rng.random() < 0.3
         owner = self.nodes[self.rng.choice(self.names) if newest else peer]
         state = owner.states.get(group)

@@ -35,7 +35,7 @@ def minio() -> Iterator[Server]:
 
 @pytest.fixture
 def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As a user would give them; and nothing of the developer's own settings."""
+    """Credentials as a user would give them, without the developer's own settings."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", servers.ACCESS_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", servers.SECRET_KEY)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))
@@ -46,7 +46,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def s3_place(server_url: str) -> S3Place:
-    """Each test has a prefix of its own, so that they do not see each other."""
+    """Each test has a prefix of its own, so that tests do not see each other's objects."""
     place = S3Place(BUCKET, prefix=f"t{secrets.token_hex(6)}/", endpoint_url=server_url, region="eu-test-1")
     return replace(place, part_bytes=5 << 20, attempts=4, connect_timeout_s=20, read_timeout_s=20)
 
@@ -86,7 +86,7 @@ def state(tmp_path: Path) -> Iterator[State]:
 
 @pytest.fixture
 def unused_port() -> Iterator[int]:
-    """Bound, so that nobody else takes it; not listening, so that nobody answers."""
+    """Bound, so that no other process uses it; not listening, so that connections are refused."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound.getsockname()[1]

@@ -2,8 +2,9 @@
 
     python -m tests.snapshots.crasher n cut|put|restore|fetch|s3-put arguments...
 
-A step is a call that writes, syncs or renames, or a request to S3. They are counted from outside the code under test, by
-wrapping the functions it calls. Ends with 0 if there were fewer than n steps; prints the name of the step it dies at.
+A step is a call that writes, syncs or renames, or a request to S3. They are counted from outside the code under test,
+by wrapping the functions that it calls. Exits with 0 if there were fewer than n steps; prints the name of the step it
+dies at.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def die_at(number: int) -> None:
 
 
 def main(number: int, action: str, first: Path, second: str, third: str = "") -> None:
-    state = State(first) if action == "cut" else None  # Before steps are counted: it is not what is tested.
+    state = State(first) if action == "cut" else None  # Before steps are counted, because it is not under test.
     store = open_store(third) if third else None
     die_at(number)
     match action:

@@ -1,7 +1,7 @@
-"""An HTTP proxy before an S3 server that fails on demand: down, slow, errors, bodies cut or changed, old listings.
+"""An HTTP proxy for an S3 server that fails on demand: down, slow, errors, truncated or changed bodies, old listings.
 
-It hands requests on unchanged (the Host header too, or signatures would break) and spoils answers. A fault applies to
-the requests it matches, `times` of them; then it has passed, and the store must be found healed.
+It forwards requests unchanged (the Host header too, because of the signatures) and corrupts answers. A fault applies to
+matching requests, `times` of them; after that, the store must be found working again.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class FaultProxy:
 
 
 def error(status: int, code: str, *, times: int = ALWAYS, reaches: bool = False) -> Fault:
-    """An error of S3 is answered. With `reaches` the request took effect all the same."""
+    """S3 answers with an error. With `reaches` the request took effect nevertheless."""
     body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>as ordered</Message></Error>".encode()
 
     def spoil(question: Question, _: Answer) -> Answer:
@@ -112,7 +112,7 @@ def flipped(at: int, *, times: int = ALWAYS) -> Fault:
 
 
 def stale_listing() -> Fault:
-    """Listings stay what they were when they were first asked for."""
+    """Listings stay as they were at the first request."""
     seen: dict[str, Answer] = {}
 
     def spoil(question: Question, answer: Answer) -> Answer:
@@ -179,7 +179,7 @@ def fault_proxy(target: tuple[str, int]) -> Iterator[FaultProxy]:
                 self.close_connection = True
 
         def handle(self) -> None:
-            with suppress(ConnectionError, TimeoutError):  # The client had enough, which is what some faults are about.
+            with suppress(ConnectionError, TimeoutError):  # The client gave up, which some faults provoke.
                 super().handle()
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

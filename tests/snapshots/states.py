@@ -1,4 +1,4 @@
-"""A state machine's environment in small: records, and the index up to which they are applied, in one transaction."""
+"""A miniature state environment: records, and the applied index, in one transaction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class State:
         self.env = lmdb.open(os.fspath(directory), map_size=1 << 30, sync=False)
 
     def apply(self, count: int, *, term: int = 1) -> None:
-        """Entry i writes record i and, so that pages are freed and reused, one that was written before."""
+        """Entry i writes record i and rewrites an earlier one, so that pages are freed and reused."""
         index = self.applied[0]
         with self.env.begin(write=True) as txn:
             for _ in range(count):
@@ -64,7 +64,7 @@ def digest_of(txn: lmdb.Transaction[bytes]) -> str:
 
 
 def expected_digest(count: int, *, term: int = 1) -> str:
-    """What the state must be after `count` entries, computed without LMDB."""
+    """The digest of the state after `count` entries, computed without LMDB."""
     items = {}
     for index in range(1, count + 1):
         items[_key(index)] = _value(index, index)

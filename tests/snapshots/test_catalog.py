@@ -19,7 +19,7 @@ KEEP_TWO = Policy(keep=2)
 
 
 def catalog_of(store: Store) -> Catalog:
-    """As another node, or this one after a restart, sees it."""
+    """The catalog of another node, or of this one after a restart."""
     return Catalog(store, cluster=CLUSTER, group=GROUP, schema_max=1)
 
 
@@ -127,7 +127,7 @@ def test_a_snapshot_under_anothers_name_is_not_taken(store: Store, state: State,
         fetch_blocking(store, catalog.name_in_store(other), tmp_path / "fetched")
 
 
-def test_what_a_listing_does_not_show_yet_is_found_by_name(store: Store, state: State, tmp_path: Path) -> None:
+def test_a_snapshot_missing_in_a_listing_is_found_by_its_name(store: Store, state: State, tmp_path: Path) -> None:
     file = cut_at(state, tmp_path / "cut", 10)
     catalog = catalog_of(store)
     name = catalog.publish(file)
@@ -154,7 +154,7 @@ def test_other_clusters_groups_and_strangers_are_not_seen(store: Store, state: S
     assert other.list() == catalog_of(store).list() == []
 
 
-def test_a_fetch_goes_on_and_mistrusts_what_was_there(store: Store, state: State, tmp_path: Path) -> None:
+def test_a_fetch_continues_and_verifies_the_existing_bytes(store: Store, state: State, tmp_path: Path) -> None:
     file = cut_at(state, tmp_path / "cut", 2000)
     name = catalog_of(store).publish(file)
     part = tmp_path / "fetched" / (file.name + ".part")

@@ -1,6 +1,7 @@
-"""kill -9 before every single step of cut, put, fetch and restore: what is left is the old or the new, and it goes on.
+"""kill -9 before every single step of cut, put, fetch and restore: the old or the new result remains, and work
+continues.
 
-Each test kills a child process before its first step, the next child before its second, and so on until one lives to the end.
+Each test kills a child process before its first step, the next child before its second, and so on until one finishes.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def test_a_killed_put_leaves_nothing_or_the_whole_object(file: SnapshotFile, tmp
     assert store.read(f"a/b/{file.name}") == file.path.read_bytes()
 
 
-def test_a_killed_fetch_goes_on_and_is_never_accepted_in_part(file: SnapshotFile, tmp_path: Path) -> None:
+def test_a_killed_fetch_continues_and_is_never_accepted_in_part(file: SnapshotFile, tmp_path: Path) -> None:
     DirectoryStore(tmp_path / "store", create=True).put(file.path, file.name)
     steps = []
 

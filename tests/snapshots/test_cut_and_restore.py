@@ -1,4 +1,4 @@
-"""A snapshot is the state at one index, whatever is written meanwhile; and it becomes a state again, or nothing changes."""
+"""A snapshot is the state at one index, despite concurrent writes; and it becomes a state again, or nothing changes."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_an_empty_state_can_be_cut_too(state: State, tmp_path: Path) -> None:
     copy.close()
 
 
-def test_a_snapshot_is_consistent_while_a_writer_goes_on(state: State, tmp_path: Path) -> None:
+def test_a_snapshot_is_consistent_during_writes(state: State, tmp_path: Path) -> None:
     state.apply(4000)
     stop = threading.Event()
 
     def write() -> None:
-        while not stop.wait(0.002):  # A file grows while a reader pins its pages: not without bound.
+        while not stop.wait(0.002):  # A file grows while a reader pins its pages, but within bounds.
             state.apply(20)
 
     writer = threading.Thread(target=write)
@@ -148,7 +148,7 @@ def _disk_full(*_: object) -> None:
 
 
 def test_an_environment_without_locks_is_not_cut(tmp_path: Path, state: State) -> None:
-    """Its writer would reuse pages under the copy."""
+    """Its writer would reuse pages during the copy."""
     with lmdb.open(os.fspath(tmp_path / "unlocked"), lock=False) as env, pytest.raises(AssertionError, match="locks"):
         cut_blocking(env, state.describe, tmp_path / "snapshots")
 
@@ -185,7 +185,7 @@ def test_a_staged_state_takes_the_place_of_the_old_in_one_step(state: State, tmp
     new.close()
 
 
-def test_what_belongs_to_this_machine_is_written_before_the_swap(state: State, tmp_path: Path) -> None:
+def test_data_of_this_machine_is_written_before_the_swap(state: State, tmp_path: Path) -> None:
     state.apply(10)
     file = cut_blocking(state.env, state.describe, tmp_path / "snapshots")
 

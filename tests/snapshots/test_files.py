@@ -1,4 +1,4 @@
-"""Directories and files that are there after a power loss, or are not there at all."""
+"""Directories and files exist completely after a power loss, or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a snapshot file says about itself, and that damage never goes unnoticed."""
+"""The header of a snapshot file, and that damage never goes unnoticed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-def test_a_header_is_read_as_it_was_written() -> None:
+def test_a_header_survives_writing_and_reading() -> None:
     assert decode(encode(HEADER), "here") == HEADER
     assert len(encode(HEADER)) == BLOCK_BYTES
 
@@ -61,7 +61,7 @@ def test_no_flipped_bit_of_a_header_goes_unnoticed(bit: int) -> None:
         decode(bytes(block), "here")
 
 
-def test_names_sort_by_term_and_index_and_tell_them() -> None:
+def test_names_contain_and_sort_by_term_and_index() -> None:
     later_index = replace(HEADER, meta=replace(META, index=1000))
     later_term = replace(HEADER, meta=replace(META, term=10, index=1))
 
@@ -87,7 +87,7 @@ def test_a_whole_file_is_verified(file: Path) -> None:
 def test_damaged_data_is_noticed_and_the_error_says_what_to_do(file: Path) -> None:
     flip(file, BLOCK_BYTES + 5000)
 
-    with pytest.raises(Corrupted, match=r"checksum differs.*take an older snapshot"):
+    with pytest.raises(Corrupted, match=r"checksum mismatch.*use an older snapshot"):
         verify(file)
 
 
@@ -99,14 +99,14 @@ def test_a_torn_file_is_noticed(file: Path, keep: int) -> None:
         read_header(file)
 
 
-def test_bytes_behind_the_end_are_noticed(file: Path) -> None:
+def test_extra_bytes_after_the_end_are_noticed(file: Path) -> None:
     file.write_bytes(file.read_bytes() + b"x")
 
     with pytest.raises(Corrupted, match="bytes instead of"):
         verify(file)
 
 
-def test_a_newer_format_is_refused_by_name(file: Path) -> None:
+def test_a_newer_format_is_refused(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[9] = 9
     file.write_bytes(data)
@@ -118,12 +118,12 @@ def test_a_newer_format_is_refused_by_name(file: Path) -> None:
 @pytest.mark.parametrize(
     ("expected", "error", "hint"),
     [
-        (Expected(cluster="other"), WrongSnapshot, "cluster 'demo', not of 'other'"),
-        (Expected(group=4), WrongSnapshot, "group 3, not of group 4"),
+        (Expected(cluster="other"), WrongSnapshot, "cluster 'demo', not 'other'"),
+        (Expected(group=4), WrongSnapshot, "group 3, not group 4"),
         (Expected(schema_max=0), NewerVersion, "state schema 1"),
     ],
 )
-def test_a_sound_snapshot_of_something_else_is_refused(
+def test_an_intact_snapshot_of_another_group_or_cluster_is_refused(
     file: Path, expected: Expected, error: type[Exception], hint: str
 ) -> None:
     with pytest.raises(error, match=hint):

@@ -1,4 +1,4 @@
-"""A snapshot goes from peer to peer in bounded pieces, over whatever carries questions and answers."""
+"""A snapshot is sent from peer to peer in bounded pieces, over any carrier of requests and responses."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ CHUNK = 64 << 10
 
 
 class LinkBroke(Exception):
-    """What a link says when its session ends."""
+    """The error of a link when its session ends."""
 
 
 class Link:
-    """Carries questions to a source; each answer may be spoiled."""
+    """Carries requests to a source; each response may be corrupted."""
 
     def __init__(self, source: PeerSource, spoil: Callable[[int, bytes], bytes] = lambda _, answer: answer) -> None:
         self.source = source
@@ -70,7 +70,7 @@ def test_a_snapshot_arrives_whole(link: Link, file: SnapshotFile, tmp_path: Path
     assert len(link.questions) == 1 + -(-file.header.file_bytes // CHUNK)
 
 
-def test_a_broken_link_costs_only_what_was_under_way(link: Link, file: SnapshotFile, tmp_path: Path) -> None:
+def test_a_broken_link_costs_only_requests_in_flight(link: Link, file: SnapshotFile, tmp_path: Path) -> None:
     link.broken_after = 12
     with pytest.raises(LinkBroke):
         fetch(link, file, tmp_path / "fetched")
@@ -109,12 +109,12 @@ def test_a_damaged_copy_of_a_peer_is_never_accepted(link: Link, file: SnapshotFi
     assert list((tmp_path / "fetched").iterdir()) == []
 
 
-def test_what_a_peer_has_removed_is_refused_and_the_partial_file_stays_small(
+def test_a_removed_snapshot_is_refused_and_the_partial_file_stays_small(
     link: Link, file: SnapshotFile, tmp_path: Path
 ) -> None:
     file.path.unlink()
 
-    with pytest.raises(PeerRefused, match="any more"):
+    with pytest.raises(PeerRefused, match="no longer exists"):
         fetch(link, file, tmp_path / "fetched")
 
 
@@ -167,10 +167,10 @@ def test_a_question_out_of_bounds_gets_a_refusal(link: Link, file: SnapshotFile)
         assert msgpack.unpackb(asyncio.run(link.source.answer(question)))[:2] == [1, 2]
 
 
-def test_an_offer_is_read_as_it_was_written(file: SnapshotFile) -> None:
+def test_an_offer_survives_encoding_and_decoding(file: SnapshotFile) -> None:
     offer = Offer(file.name, file.header.file_bytes, stored=True)
 
     assert Offer.decode(offer.encode()) == offer
     for bad in (b"", b"\xc1", msgpack.packb([1, "../x", 5000, True]), msgpack.packb([1, file.name, 1, True])):
-        with pytest.raises(PeerRefused, match="not understood"):
+        with pytest.raises(PeerRefused, match="cannot be decoded"):
             Offer.decode(bad)

@@ -1,4 +1,4 @@
-"""Tables of when to cut, what to keep and how far to trim."""
+"""Tables: when to cut, what to keep and how far to trim."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START = Progress(applied=100, log_bytes=0, snapshot_index=100, snapshot_at=0.0)
 @pytest.mark.parametrize(
     ("progress", "now", "due"),
     [
-        (START, 1e6, None),  # Nothing was applied: an old snapshot is as good as a new one.
+        (START, 1e6, None),  # Nothing was applied, so the old snapshot is up to date.
         (START._replace(applied=101), 99, None),
         (START._replace(applied=101), 100, "100 s"),
         (START._replace(applied=1099), 50, None),
@@ -64,23 +64,23 @@ def named(*numbers: tuple[int, int], bad: tuple[tuple[int, int], ...] = ()) -> l
         (named((1, 10), (1, 20), (2, 30)), ("1-10",), []),
         # A later term counts as newer, whatever the index.
         (named((1, 900), (2, 30), (3, 40)), (), ["1-900"]),
-        # Torn ones do not count as kept, and stay as long as they are newer than those that are.
+        # Torn ones do not count as kept, and stay while they are newer than the kept ones.
         (named((1, 10), (1, 20), (1, 30), (1, 40), bad=((1, 40),)), (), ["1-10"]),
         (named((1, 10), (1, 20), (1, 30), (1, 40), bad=((1, 20),)), (), ["1-20", "1-10"]),
         (named((1, 10), (1, 20), (1, 30), bad=((1, 10), (1, 20), (1, 30))), (), []),
     ],
 )
-def test_what_is_behind_the_newest_sound_ones_goes(
+def test_snapshots_older_than_the_newest_intact_ones_are_deleted(
     snapshots: list[Kept], pinned: tuple[str, ...], deleted: list[str]
 ) -> None:
     assert names_to_delete(POLICY, snapshots, pinned=pinned) == deleted
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 99)), unique=True), st.data())
-def test_a_deposed_leader_with_an_old_listing_never_deletes_what_is_newest(
+def test_a_deposed_leader_with_an_old_listing_never_deletes_the_newest(
     numbers: list[tuple[int, int]], data: st.DataObject
 ) -> None:
-    """Whatever part of the truth it sees, the newest `keep` of the truth stay."""
+    """Whatever part of the snapshots it sees, the newest `keep` of all remain."""
     seen = data.draw(st.lists(st.sampled_from(numbers), unique=True)) if numbers else []
 
     deleted = names_to_delete(POLICY, named(*seen))
@@ -98,13 +98,13 @@ def test_a_deposed_leader_with_an_old_listing_never_deletes_what_is_newest(
         (500, 400, 0, 0, (), 350),  # A snapshot that came from elsewhere is ahead of what we applied.
         (40, 600, 0, 0, (), None),
         (500, 600, 0, 0, (600, 600), 450),
-        (500, 600, 0, 0, (600, 420), 420),  # A slow follower is waited for,
+        (500, 600, 0, 0, (600, 420), 420),  # The trim waits for a slow follower,
         (500, 600, 0, 0, (600, 10), 300),  # up to a point.
-        (500, 600, 0, 10_001, (600, 10), 500),  # When the log is too large, nobody is,
-        (0, 600, 0, 10_001, (600, 10), None),  # but without a snapshot nothing is trimmed, ever.
+        (500, 600, 0, 10_001, (600, 10), 500),  # If the log is too large, it waits for none,
+        (0, 600, 0, 10_001, (600, 10), None),  # but it never trims without a snapshot.
     ],
 )
-def test_the_log_is_trimmed_behind_a_durable_snapshot_and_leaves_a_tail(
+def test_the_log_is_trimmed_up_to_a_durable_snapshot_and_leaves_a_tail(
     durable: int, applied: int, base: int, log_bytes: int, matches: tuple[int, ...], point: int | None
 ) -> None:
     found = trim_point(

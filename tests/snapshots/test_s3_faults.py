@@ -1,4 +1,4 @@
-"""S3 that fails in each of its ways: a typed error that says what to do, nothing damaged, and all is well when it heals."""
+"""S3 that fails in every way: a typed error that says what to do, no damage, and recovery afterwards."""
 
 from __future__ import annotations
 
@@ -85,9 +85,7 @@ def test_a_failing_store_is_named_by_its_fault_and_heals(
     assert fetch_blocking(catalog.store, name_in_store, tmp_path / "fetched").header == file.header
 
 
-def test_an_upload_whose_answer_was_lost_is_simply_made_again(
-    proxy: FaultProxy, catalog: Catalog, file: SnapshotFile
-) -> None:
+def test_an_upload_whose_answer_was_lost_is_repeated(proxy: FaultProxy, catalog: Catalog, file: SnapshotFile) -> None:
     proxy.faults.append(error(500, "InternalError", reaches=True))
 
     with pytest.raises(StoreFailed):
@@ -99,7 +97,7 @@ def test_an_upload_whose_answer_was_lost_is_simply_made_again(
     assert len(catalog.list()) == 1
 
 
-def test_a_few_errors_are_retried_without_anybody_noticing(
+def test_a_few_errors_are_retried_unnoticed(
     proxy: FaultProxy, catalog: Catalog, file: SnapshotFile, tmp_path: Path
 ) -> None:
     proxy.faults += [error(503, "SlowDown", times=1)]
@@ -123,7 +121,7 @@ def test_a_silent_store_is_given_up_after_its_timeout(proxy: FaultProxy, impatie
 def test_a_body_that_breaks_off_is_gone_on_with(
     proxy: FaultProxy, catalog: Catalog, file: SnapshotFile, tmp_path: Path
 ) -> None:
-    """Each answer breaks off after 200 kB, and still everything gets across."""
+    """Each answer breaks off after 200 kB, but the whole file arrives."""
     name = catalog.publish(file)
     proxy.faults.append(truncated(SPOILED_AT))
     proxy.requests.clear()
@@ -134,7 +132,7 @@ def test_a_body_that_breaks_off_is_gone_on_with(
     assert sum(request.is_download for request in proxy.requests) >= file.header.file_bytes // SPOILED_AT
 
 
-def test_a_body_that_always_breaks_off_at_once_is_given_up_and_what_came_is_kept(
+def test_a_body_that_always_breaks_off_is_abandoned_and_the_received_bytes_are_kept(
     proxy: FaultProxy, catalog: Catalog, file: SnapshotFile, tmp_path: Path
 ) -> None:
     name = catalog.publish(file)
@@ -225,7 +223,7 @@ def test_a_missing_bucket_is_named_and_not_created(proxy: FaultProxy, tmp_path: 
     store.close()
 
 
-def test_nobody_listening_is_unreachable(credentials: None, unused_port: int) -> None:
+def test_a_closed_port_is_unreachable(credentials: None, unused_port: int) -> None:
     store = S3Store(replace(s3_place(f"http://127.0.0.1:{unused_port}"), attempts=1))
 
     with pytest.raises(Unreachable, match="endpoint"):
@@ -256,7 +254,7 @@ def test_a_stale_listing_hides_nothing_that_this_node_published(
     assert told.header == newer.header
 
 
-def test_a_stale_listing_that_shows_what_is_gone_does_no_harm(
+def test_a_stale_listing_with_deleted_objects_does_no_harm(
     proxy: FaultProxy, catalog: Catalog, file: SnapshotFile, state: State, tmp_path: Path
 ) -> None:
     catalog.publish(file)

@@ -1,4 +1,4 @@
-"""What every store promises; the same tests run on a directory and on real S3 servers."""
+"""The contract of every store; the same tests run on a directory and on real S3 servers."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ MIB = 1 << 20
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Two parts and a piece, in S3's terms."""
+    """Two and a half parts of a multipart upload."""
     path = tmp_path / "source"
     path.write_bytes(os.urandom(11 * MIB + 17))
     return path
 
 
-def test_what_is_put_is_what_is_got(store: Store, source: Path, tmp_path: Path) -> None:
+def test_a_get_returns_the_bytes_that_were_put(store: Store, source: Path, tmp_path: Path) -> None:
     store.put(source, "a/large")
     store.put_bytes(b"small", "a/small")
     store.put_bytes(b"", "a/empty")
@@ -53,7 +53,7 @@ def test_what_is_put_is_what_is_got(store: Store, source: Path, tmp_path: Path) 
 def test_a_proxy_of_the_environment_is_not_asked_for_a_store_on_this_machine(
     rclone: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # Nobody listens there.
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # A closed port.
     monkeypatch.delenv("no_proxy", raising=False)
     here = S3Store(s3_place(rclone.endpoint_url))
 
@@ -83,7 +83,7 @@ def test_a_range_is_read_and_less_at_the_end(store: Store) -> None:
     assert store.read("digits", offset=2, length=0) == b""
 
 
-def test_a_download_goes_on_behind_what_is_there(store: Store, source: Path, tmp_path: Path) -> None:
+def test_a_download_continues_after_the_existing_bytes(store: Store, source: Path, tmp_path: Path) -> None:
     store.put(source, "a/large")
     data = source.read_bytes()
     (tmp_path / "half").write_bytes(data[: 5 * MIB])
@@ -105,7 +105,7 @@ def test_a_download_starts_again_if_there_is_more_than_the_object_has(store: Sto
     assert (tmp_path / "got").read_bytes() == b"short"
 
 
-def test_a_listing_shows_what_is_below_a_prefix(store: Store) -> None:
+def test_a_listing_shows_the_objects_below_a_prefix(store: Store) -> None:
     for name in ("b/2", "b/1", "b/11", "c/1", "d"):
         store.put_bytes(b"x", name)
 
@@ -115,7 +115,7 @@ def test_a_listing_shows_what_is_below_a_prefix(store: Store) -> None:
     assert store.list("nothing/") == []
 
 
-def test_a_stat_tells_size_and_time(store: Store) -> None:
+def test_a_stat_returns_size_and_time(store: Store) -> None:
     store.put_bytes(b"12345", "a/five")
 
     found = store.stat("a/five")
@@ -124,7 +124,7 @@ def test_a_stat_tells_size_and_time(store: Store) -> None:
     assert found.modified_ms > 1_600_000_000_000
 
 
-def test_what_is_deleted_is_gone_and_deleting_again_is_fine(store: Store) -> None:
+def test_a_deleted_object_is_gone_and_deleting_it_again_succeeds(store: Store) -> None:
     store.put_bytes(b"x", "a/x")
 
     store.delete("a/x")
@@ -133,7 +133,7 @@ def test_what_is_deleted_is_gone_and_deleting_again_is_fine(store: Store) -> Non
     assert store.list() == []
 
 
-def test_what_is_not_there_is_not_found(store: Store, tmp_path: Path) -> None:
+def test_a_missing_object_is_not_found(store: Store, tmp_path: Path) -> None:
     for call in (
         lambda: store.read("a/none"),
         lambda: store.stat("a/none"),
@@ -166,7 +166,7 @@ def test_an_upload_can_be_cancelled_in_the_middle(store: Store, source: Path) ->
     assert store.list() == []
 
 
-def test_a_cancelled_download_keeps_what_came(store: Store, source: Path, tmp_path: Path) -> None:
+def test_a_cancelled_download_keeps_the_received_bytes(store: Store, source: Path, tmp_path: Path) -> None:
     store.put(source, "a/large")
 
     def cancel_soon(done: int, _: int) -> None:
@@ -254,14 +254,14 @@ def test_an_s3_url_names_everything_but_credentials() -> None:
         ("s3://Bucket_X/a", "bucket"),
         ("s3://bucket/../x", "prefix"),
         ("s3://bucket/a?style=odd", "style"),
-        ("s3://bucket/a?stlye=path", "no option 'stlye'"),
+        ("s3://bucket/a?stlye=path", "unknown option 'stlye'"),
         ("s3://bucket/a?endpoint_url=host:9000", "https://"),
         ("s3://bucket/a?attempts=none", "attempts"),
         ("s3://bucket/a?part_bytes=1000", "part_bytes"),
         ("s3://bucket/a?region", "name=value"),
     ],
 )
-def test_a_url_that_is_not_understood_says_why(url: str, hint: str) -> None:
+def test_an_invalid_url_is_refused_with_the_reason(url: str, hint: str) -> None:
     with pytest.raises(BadStoreUrl, match=hint):
         open_store(url)
 
@@ -292,7 +292,7 @@ def test_a_directory_that_could_not_be_made_durable_is_not_taken_for_one_later(
 
 
 def test_nothing_is_deleted_from_a_directory_that_is_not_there(tmp_path: Path) -> None:
-    """A mount that is away. Whoever is told that an object is deleted forgets it."""
+    """An unmounted directory: the caller would forget an object that is reported as deleted."""
     with pytest.raises(BucketMissing):
         DirectoryStore(tmp_path / "away").delete("a/b")
 

@@ -1,7 +1,7 @@
 """One attempt of a handler, as an SDK plays it: it replays the journal by step keys, runs ahead of acknowledgements,
 and starts an effect only when everything before it is acknowledged.
 
-It knows nothing but what frames would tell it, and says nothing but what frames could say.
+It knows only what frames could tell it, and reports only what frames could carry.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgpack
 
-from holdfast.sdk.ids import child_id, workflow_id
+from holdfast.sdk.ids import NO_INVOCATION, SECRET_BYTES, InvocationId, child_id, derive, workflow_id
 from holdfast.sdk.journal import (
     CANCELLED,
     Op,
@@ -48,15 +48,15 @@ class World(Protocol):
     def send(self, attempt: Attempt, command: Command) -> None: ...
 
     def carry_out(self, attempt: Attempt, key: str, *, once: bool = False) -> bool:
-        """A run's effect takes place. False: the process died with it."""
+        """A run's effect takes place. False: the process died during it."""
 
-    def promise_awakeable(self, ident: bytes, index: int, value: int) -> None:
-        """Somebody outside knows the awakeable now."""
+    def promise_awakeable(self, ident: InvocationId, index: int, value: int, secret: bytes) -> None:
+        """Report the awakeable to the outside, which may complete it from now on."""
 
 
 @dataclass
 class Request:
-    """What a program asks its attempt for."""
+    """An operation that a program requests from its attempt."""
 
     key: str
     op: int
@@ -77,7 +77,15 @@ class Task:
 
 class Attempt:
     def __init__(
-        self, world: World, record: Invocation, epoch: int, journal: list[bytes], *, cancelled: bool, partitions: int
+        self,
+        world: World,
+        record: Invocation,
+        epoch: int,
+        journal: list[bytes],
+        *,
+        cancelled: bool,
+        partitions: int,
+        secrets: bool = False,
     ) -> None:
         self.world = world
         self.id = record.id
@@ -89,14 +97,15 @@ class Attempt:
         self.length = self.acknowledged = len(journal)
         self.order = record.order
         self.cancelled = cancelled
+        self.secrets = secrets  # Whether awakeables have some.
         self.is_over = False
         self.said_ms = self.heard_ms = 0
         self.blocked: dict[int, tuple[Task, Request]] = {}
         self.outcomes: dict[int, list[Any]] = {i: s.outcome for i, s in enumerate(self.steps) if s.outcome}
         self.failures = {i: s.argument[1] for i, s in enumerate(self.steps) if s.op == Op.RUN and len(s.argument) > 1}
-        self.due = {i for i in self.failures if self.steps[i].argument[2] == 0}  # Runs that may be tried again.
-        self.idle: set[int] = set()  # Runs that wait to be told to try again. Told twice, they try once.
-        self.intended: set[int] = set()  # Runs whose intent was journaled once more.
+        self.due = {i for i in self.failures if self.steps[i].argument[2] == 0}  # Runs that may be retried.
+        self.idle: set[int] = set()  # Runs that wait for the order to retry. A repeated order counts once.
+        self.intended: set[int] = set()  # Runs whose intent was journaled again.
         self.gated: list[tuple[int, Callable[[], None]]] = []
 
     def begin(self) -> None:
@@ -164,13 +173,15 @@ class Attempt:
 
     def call(self, key: str, op: int, service: str, child_key: str | None, mode: int, body: Body) -> Request:
         argument: list[Any] = [service, "play", child_key, b"", {}, *([0] if op == Op.SEND else [])]
-        child = Invoke(b"", service, "play", child_key, mode, msgpack.packb(body), {}, 0, None, 0, RETENTION_MS)
+        child = Invoke(
+            NO_INVOCATION, service, "play", child_key, mode, msgpack.packb(body), {}, 0, None, 0, RETENTION_MS
+        )
         return Request(key, op, argument, child=child)
 
     # -- running it ----------------------------------------------------------------------------------------------------
 
     def resume(self, task: Task, outcome: list[Any] | None, results: list[Any] | None = None) -> None:
-        """Go on with what it waited for, until it waits again."""
+        """Continue with the result of the last wait, until the next wait."""
         while not self.is_over:
             try:
                 if results is not None:
@@ -211,7 +222,7 @@ class Attempt:
             self.resume(Task(code, done(branch)), None)
 
     def perform(self, task: Task, request: Request) -> list[Any] | None:
-        """The outcome, if it is at hand; otherwise the task is resumed later."""
+        """The outcome, if it is known; otherwise the task resumes later."""
         index = self.indexes.get(request.key)
         if index is not None:
             return self.replay(task, request, index)
@@ -235,11 +246,11 @@ class Attempt:
         if request.op == Op.RUN:
             self.replay_run(index, request, step)
         elif request.op == Op.AWAKEABLE and request.value is not None:
-            self.world.promise_awakeable(self.id, index, request.value)
+            self.world.promise_awakeable(self.id, index, request.value, step.argument[0] if step.argument else b"")
         return None
 
     def replay_run(self, index: int, request: Request, step: Step) -> None:
-        """An intent is in doubt. A failed run is tried again as soon as it is due."""
+        """A run with only an intent is in doubt. A failed run is retried as soon as it is due."""
         if len(step.argument) == 1:
             failure = [1, 500, "nobody knows", "InDoubt"]
             self.say(FailAttempt(self.id, self.epoch, failure, Retry(max_attempts=0), 0, 0, True))
@@ -259,7 +270,10 @@ class Attempt:
             else:
                 ident = child_id(self.id, index, service, key, spread=request.op == Op.SEND)
             row = list(request.child._replace(id=ident))
-        self.say(RecordStep(self.id, self.epoch, index, request.op, request.key, request.argument, None, "dp_1", row))
+        argument = request.argument
+        if request.op == Op.AWAKEABLE and self.secrets:
+            argument = [derive(SECRET_BYTES, b"secret", self.id, request.key.encode())]
+        self.say(RecordStep(self.id, self.epoch, index, request.op, request.key, argument, None, "dp_1", row))
         if request.kind == "abandon":
             self.say(AbandonStep(self.id, self.epoch, index))
             return [0, b""]
@@ -267,7 +281,10 @@ class Attempt:
             return [0, b""]
         self.blocked[index] = (task, request)
         if request.op == Op.AWAKEABLE and request.value is not None:
-            self.when_acknowledged(index + 1, lambda: self.world.promise_awakeable(self.id, index, request.value))
+            secret = argument[0] if argument else b""
+            self.when_acknowledged(
+                index + 1, lambda: self.world.promise_awakeable(self.id, index, request.value, secret)
+            )
         return None
 
     def take_index(self, key: str) -> int:
@@ -307,7 +324,7 @@ class Attempt:
         self.due.discard(index)
         self.idle.discard(index)
         if request.kind == "once" and index not in self.intended:
-            # Somebody decided that it had not happened. It may begin when its new intent is journaled.
+            # An operator decided that it had not happened. It may start once its new intent is journaled.
             self.intended.add(index)
             self.idle.add(index)
             self.say(RecordIntent(self.id, self.epoch, index, request.key, "once", "dp_1"))
@@ -319,7 +336,7 @@ class Attempt:
             self.say(RecordRunOutcome(self.id, self.epoch, index, [0, pack_int(request.value[-1])]))
 
     def fail_run(self, index: int, request: Request) -> None:
-        """How often it failed is counted by the journal; what an attempt knows of it comes from there."""
+        """The journal counts the failures; an attempt learns the count from there."""
         self.failures[index] = self.failures.get(index, 0) + 1
         self.idle.add(index)
         failure = [1, 500, "no luck", "RuntimeError"]
@@ -348,10 +365,10 @@ class Attempt:
         self.open_gates()
 
     def on_completion(self, index: int, outcome: list[Any]) -> None:
-        """It may come before the code comes to its step."""
+        """A completion may arrive before the code reaches its step."""
         self.outcomes[index] = outcome
         if outcome == CANCELLATION:
-            self.cancelled = False  # Noticed here, so not by a run too.
+            self.cancelled = False  # Noticed here, so no run notices it as well.
         waiting = self.blocked.pop(index, None)
         if waiting is not None and not self.is_over:
             self.resume(waiting[0], outcome)
@@ -367,7 +384,7 @@ class Attempt:
         self.cancelled = True
 
     def maybe_suspend(self) -> None:
-        """If it only waits, it may go. A run whose intent is on its way is no wait."""
+        """Suspend if everything waits. A run whose intent is on its way does not count as waiting."""
         if self.intended & self.blocked.keys() or self.is_over or self.gated:
             return
         if self.blocked and self.acknowledged == self.length:

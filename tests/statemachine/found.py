@@ -1,4 +1,4 @@
-"""What random programs left in the states, read for whoever judges them: the model's simulation and that of whole clusters."""
+"""Read what random programs left in the states, for the simulations of the model and of whole clusters to judge."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import msgpack
 
+from holdfast.sdk.ids import InvocationId
 from holdfast.sdk.journal import unpack_step
 from holdfast.statemachine import queries, refs
 from holdfast.statemachine.commands import Payload, Ref
@@ -16,7 +17,7 @@ from holdfast.statemachine.txn import ReadTxn
 
 
 def plain(_: ReadTxn, payload: Payload) -> bytes:
-    """Where nothing is kept in a store beside the state."""
+    """The identity: no values are kept in a store beside the state."""
     assert isinstance(payload, bytes)
     return payload
 
@@ -24,7 +25,7 @@ def plain(_: ReadTxn, payload: Payload) -> bytes:
 def objects_in(
     states: Iterable[ReadTxn], value_in: Callable[[ReadTxn, Payload], bytes] = plain
 ) -> tuple[dict[str, int], dict[str, list[str]]]:
-    """(sums by key, what each sender's messages were seen as)"""
+    """(sums by key, the order in which each sender's messages were seen)"""
     sums: dict[str, int] = {}
     seen: dict[str, list[str]] = defaultdict(list)
     for txn in states:
@@ -42,8 +43,8 @@ def objects_in(
     return sums, dict(seen)
 
 
-def value_of(txn: ReadTxn, ident: bytes, key: str, whole: Callable[[Ref], bytes] | None = None) -> int:
-    """What `once` gives: found in the program by the path in its step key."""
+def value_of(txn: ReadTxn, ident: InvocationId, key: str, whole: Callable[[Ref], bytes] | None = None) -> int:
+    """The value that `once` returns: found in the program by the path in its step key."""
     [raw] = queries.journal(txn, ident, 0, 1)
     step = unpack_step(refs.filled_step(raw, whole or partial(queries.whole, txn)))
     node: Any = msgpack.unpackb((step.outcome or [0, b""])[1])

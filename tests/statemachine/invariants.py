@@ -1,12 +1,13 @@
-"""What is true of a partition's tables after every command: each index says the same as the records it indexes."""
+"""The invariants of a partition's tables after every command: each index agrees with the records it indexes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Any
 
+from holdfast.sdk.ids import InvocationId, ObjectId
 from holdfast.sdk.journal import Op
-from holdfast.statemachine import blobs, history, listing, queries, refs, steps, tables, values
+from holdfast.statemachine import blobs, history, listing, queries, refs, tables, timers, values
 from holdfast.statemachine.commands import Mode, Ref, decode_command
 from holdfast.statemachine.effects import STATUS_NAMES, Status
 from holdfast.statemachine.records import (
@@ -29,19 +30,22 @@ def check(txn: ReadTxn) -> None:
 class Check:
     def __init__(self, txn: ReadTxn) -> None:
         self.txn = txn
-        self.active = {key[1:]: unpack_invocation(key[1:], raw) for key, raw in self.rows(tables.ACTIVE)}
-        self.completed = {key[1:]: unpack_completed(key[1:], raw) for key, raw in self.rows(tables.COMPLETED)}
-        self.steps: dict[tuple[bytes, int], list[Any]] = {}
-        self.sizes: Counter[bytes] = Counter()
-        self.lengths: Counter[bytes] = Counter()
+        self.active = {ident: unpack_invocation(ident, raw) for ident, raw in self.of_invocations(tables.ACTIVE)}
+        self.completed = {ident: unpack_completed(ident, raw) for ident, raw in self.of_invocations(tables.COMPLETED)}
+        self.steps: dict[tuple[InvocationId, int], list[Any]] = {}
+        self.sizes: Counter[InvocationId] = Counter()
+        self.lengths: Counter[InvocationId] = Counter()
         for key, raw in self.rows(tables.JOURNAL):
-            ident, index = key[1:17], int.from_bytes(key[17:], "big")
+            ident, index = InvocationId(key[1:17]), int.from_bytes(key[17:], "big")
             self.steps[ident, index] = unpack(raw)
             self.sizes[ident] += len(raw)
             self.lengths[ident] += 1
 
     def rows(self, table: bytes) -> list[tuple[bytes, bytes]]:
         return list(self.txn.scan(table, tables.after(table)))
+
+    def of_invocations(self, table: bytes) -> list[tuple[InvocationId, bytes]]:
+        return [(InvocationId(key[1:]), raw) for key, raw in self.rows(table)]
 
     def everything(self) -> None:
         assert not self.active.keys() & self.completed.keys(), "active and completed are apart"
@@ -65,7 +69,7 @@ class Check:
             assert max(orders) <= record.order or record.status == Status.COMPLETED
         assert {ident for ident, _ in self.steps} <= self.active.keys() | self.completed.keys()
 
-    def is_pending(self, ident: bytes, index: int) -> bool:
+    def is_pending(self, ident: InvocationId, index: int) -> bool:
         op, _, _, _, done, outcome, abandoned = self.steps[ident, index][:7]
         if done or abandoned:
             return False
@@ -81,15 +85,16 @@ class Check:
         assert about.level < 2 or about.indexed != INDEXED or rows == expected
 
     def failing(self) -> None:
-        """Failed tries of steps, and attempts that came to nothing. What level 1 did not count is not there."""
-        tries: Counter[bytes] = Counter()
+        """Failed tries of steps and unsuccessful attempts. Level 1 did not count them, so it has no rows for them."""
+        tries: Counter[InvocationId] = Counter()
         for (ident, index), step in self.steps.items():
             if ident in self.active and self.is_pending(ident, index):
-                tries[ident] += steps.failures_of(step)
+                op, _, argument = step[:3]
+                tries[ident] += argument[1] if op == Op.RUN and len(argument) > 4 else 0
         for ident, record in self.active.items():
             assert 0 <= record.step_failures <= tries[ident]
         every = {**self.active, **self.completed}
-        rows = {key[1:]: unpack(raw) for key, raw in self.rows(tables.HISTORY)}
+        rows = {ident: unpack(raw) for ident, raw in self.of_invocations(tables.HISTORY)}
         assert rows.keys() == {ident for ident, record in every.items() if record.lapses}
         for ident, kept in rows.items():
             assert len(kept) == min(every[ident].lapses, history.KEPT)
@@ -105,13 +110,10 @@ class Check:
             assert record.status != Status.SUSPENDED or record.pending, "who is suspended waits for something"
 
     def timers(self) -> None:
-        listed = [
-            (key[9:25], int.from_bytes(key[25:], "big"), int.from_bytes(key[1:9], "big"))
-            for key, _ in self.rows(tables.TIMER)
-            if key[25:] != tables.step_bytes(tables.PROMISES_STEP)
-        ]
+        every = [timers.unpack_key(key) for key, _ in self.rows(tables.TIMER)]
+        listed = [timer for timer in every if timer.kind is not timers.Kind.PROMISES]
         wanted = [
-            (ident, tables.NO_STEP, record.due_ms)
+            timers.of_invocation(record.due_ms, ident)
             for ident, record in self.active.items()
             if record.status in (Status.SCHEDULED, Status.BACKING_OFF)
         ]
@@ -119,10 +121,10 @@ class Check:
             if ident not in self.active or not self.is_pending(ident, index):
                 continue
             if step[0] == Op.SLEEP:
-                wanted.append((ident, index, step[2][1]))
+                wanted.append(timers.of_step(step[2][1], ident, index))
             elif step[0] == Op.RUN and len(step[2]) > 2 and step[2][2]:
-                wanted.append((ident, index, step[2][2]))
-        assert sorted(listed) == sorted(wanted)
+                wanted.append(timers.of_step(step[2][2], ident, index))
+        assert sorted(map(timers.pack_key, listed)) == sorted(map(timers.pack_key, wanted))
 
     def holds(self, record: Invocation) -> bool:
         return (
@@ -132,7 +134,7 @@ class Check:
         )
 
     def keys(self) -> None:
-        objects = {key[1:]: unpack_object(key[1:], raw) for key, raw in self.rows(tables.OBJECT)}
+        objects = {key[1:]: unpack_object(ObjectId(key[1:]), raw) for key, raw in self.rows(tables.OBJECT)}
         assert not any(keyed.is_idle for keyed in objects.values())
         holders = Counter((record.oid, record.id) for record in self.active.values() if self.holds(record))
         assert holders == Counter((oid, keyed.holder) for oid, keyed in objects.items() if keyed.holder), "one writer"
@@ -185,7 +187,7 @@ class Check:
         assert len(self.rows(tables.LISTENER)) <= sum(record.listeners for record in self.active.values())
 
     def blobs(self) -> None:
-        """Each is referred to exactly as often as it says; one that nothing refers to has its time to go."""
+        """The reference count of each value is exact; a value without references has a timer that deletes it."""
         counted: Counter[bytes] = Counter()
         for ident, record in {**self.active, **self.completed}.items():
             steps = [self.steps[ident, index] for index in range(record.length)]

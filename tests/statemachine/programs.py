@@ -1,8 +1,8 @@
-"""Random programs of durable code, and a model that says how each of them must end.
+"""Random programs of durable code, and a model that predicts how each of them ends.
 
 A program is data: a list of operations, each a list that begins with its name. It is also its own input, so one
 interpreter (`attempt.py`) plays every handler. The result of a program is the sum of its operations' results, or the
-failure of the first one that failed. Whatever is not the same in every interleaving (who writes first, how often an
+failure of the first one that failed. Anything that depends on the interleaving (which write is first, how often an
 attempt is lost) is kept out of results, and checked by sums and orders instead.
 """
 
@@ -31,7 +31,7 @@ class Failed(Exception):
 
 @dataclass
 class Root:
-    """A program that a client starts. `ending`: what the client does to it, some time after it began."""
+    """A program that a client starts. `ending`: what the client does to it some time after its start."""
 
     number: int
     body: Body
@@ -44,13 +44,11 @@ class Root:
 
 @dataclass
 class Model:
-    """What must be true in the end, whatever happened on the way."""
+    """What must be true in the end, whatever faults occurred."""
 
     sums: Counter[str] = field(default_factory=Counter)  # by object key
-    orders: dict[str, list[str]] = field(
-        default_factory=dict
-    )  # by sender: what one object must have seen in this order
-    promises: dict[str, int] = field(default_factory=dict)  # by workflow key: what a client resolves its promise with
+    orders: dict[str, list[str]] = field(default_factory=dict)  # by sender: what one object must have seen, in order
+    promises: dict[str, int] = field(default_factory=dict)  # by workflow key: the value that resolves its promise
     workflows: dict[str, int] = field(default_factory=dict)  # results, because a workflow runs once
 
     def outcome_of(self, root: Root) -> list[Any]:
@@ -110,7 +108,7 @@ class Model:
                 raise AssertionError(op)
 
     def parallel(self, bodies: list[Body], key: str | None) -> int:
-        """All of them run to their end; then the first failure counts, in order of the branches."""
+        """All branches run to their end; then the first failure in the order of the branches counts."""
         total, first = 0, None
         for body in bodies:
             try:
@@ -127,7 +125,7 @@ def pack_int(value: int) -> bytes:
 
 
 class Generator:
-    """Programs that cannot wait for each other in a circle: who holds a key calls only keys of a deeper level."""
+    """Generate programs without deadlocks: the holder of a key calls only keys of a deeper level."""
 
     def __init__(self, random: Random, model: Model) -> None:
         self.random = random
@@ -150,7 +148,7 @@ class Generator:
         return Root(number, self.body(1, mode, random.randrange(1, 6)), key, mode, "", random.randrange(500))
 
     def endless(self, depth: int) -> Body:
-        """Nothing but a cancellation ends it; nothing but its calls has to be told."""
+        """A program that only a cancellation ends, and that only has to pass it on to its calls."""
         random = self.random
         before = [random.choice([["run", 1], ["sleep", random.randrange(100)]]) for _ in range(random.randrange(3))]
         if not depth:
@@ -204,7 +202,7 @@ class Generator:
                 raise AssertionError(name)
 
     def workflow(self) -> list[Any]:
-        """Its body never fails, so that it does not matter who calls it first."""
+        """Its body never fails, so it does not matter which call is first."""
         if self.workflows and self.random.random() < 0.3:
             return self.random.choice(self.workflows)
         key = f"w{self.unique()}"

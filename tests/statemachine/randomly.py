@@ -1,11 +1,12 @@
-"""Commands at random: of the right types, about few things, so that they meet. What they ask for often makes no sense."""
+"""Random commands with the right types. They name only a few objects, so they interact; many of them are invalid."""
 
 from __future__ import annotations
 
 from random import Random
 from typing import Any
 
-from holdfast.sdk.journal import OPS, Op
+from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.journal import Op
 from holdfast.statemachine import queries, refs
 from holdfast.statemachine.blobs import CHUNK_BYTES, KEEP_MS, object_name
 from holdfast.statemachine.commands import (
@@ -52,14 +53,15 @@ from holdfast.statemachine.txn import ReadTxn
 from tests.statemachine.rig import ident
 
 KEYS = [None, None, "k", "l"]
-#: Large values: of one piece, of two pieces, and one that begins with the mark of a value.
+#: Large values: of one piece, of two pieces, and one that starts with the marker of a value.
 BLOBS = [b"large" * 20, bytes(CHUNK_BYTES + 3), b"\x01marked" * 9]
+SECRETS = [b"", b"8 bytes!", b"8 others"]
 EDGES = [-(2**63), -1, 0, 1, 1000, 2**31, 2**63 - 1]
 
 
 def random_command(random: Random, txn: ReadTxn) -> Command:
-    """Invocations and steps come more often than the rest: without them there is nothing to meet. Most commands are
-    aimed at what there is; the others meet nothing, or what is over."""
+    """Invocations and steps are more frequent than the rest, because other commands act on them. Most commands are
+    aimed at existing records; the others at unknown or completed ones."""
     make = random.choice([_invoke, _step, _step, _step, _step, _step, _attempt, _other, _other, _timers, _blob])
     command = make(random)
     if isinstance(command, KeepBlob) and random.random() < 0.9:
@@ -70,7 +72,7 @@ def random_command(random: Random, txn: ReadTxn) -> Command:
 
 
 def _made_lately(random: Random, command: KeepBlob, txn: ReadTxn) -> Command:
-    """An object of few, of about now, of long ago or of what is to come."""
+    """One of a few objects, made about now, long ago or in the future."""
     about = queries.meta(txn).now_ms // 60_000 * 60_000 + random.choice([0, 0, 0, 0, KEEP_MS, -KEEP_MS, 3_600_000])
     return command._replace(object=object_name(command.blob, max(about, 0), bytes([random.randrange(2)]) * 8))
 
@@ -79,7 +81,7 @@ def _aimed(random: Random, command: Command, txn: ReadTxn) -> Command:
     if isinstance(command, Invoke) or "id" not in command._fields:
         return command
     table = COMPLETED if isinstance(command, Restart | Purge) else ACTIVE
-    idents = [key[1:] for key, _ in txn.scan(table, after(table))]
+    idents = [InvocationId(key[1:]) for key, _ in txn.scan(table, after(table))]
     record = queries.load(txn, random.choice(idents)) if idents else None
     if record is None:
         return command
@@ -108,7 +110,7 @@ def _service(random: Random) -> tuple[str, str | None, int]:
     return service, key, Mode.WORKFLOW if service == "flows" and random.random() < 0.5 else random.choice([1, 1, 2])
 
 
-def _ident(random: Random) -> bytes:
+def _ident(random: Random) -> InvocationId:
     service, key, _ = _service(random)
     return ident(str(random.randrange(4)), service=service, key=key)
 
@@ -125,7 +127,7 @@ def _outcome(random: Random) -> list[Any]:
 
 
 def _payload(random: Random, plain: bytes) -> Payload:
-    """Or a reference: to what may be here, to what never is, or to nothing at all."""
+    """A payload, or a reference: to a value that may exist, to one that never does, or an invalid one."""
     if random.random() < 0.6:
         return plain
     wrong = Ref(random.choice([0, 1, 2, 3, 9]), random.choice([b"", bytes(40), b"\xff" * 40]))
@@ -148,7 +150,7 @@ def _invoke(random: Random) -> Invoke:
     step = random.randrange(-1, 4)
     return Invoke(
         which, service, "h", key, mode, _payload(random, b"in"), {"a": "b"}, start_at_ms, caller, step,
-        _number(random, 20_000), None,
+        _number(random, 20_000), None, depth=random.choice([0, 0, 1, 2, 9]), callers=random.choice([(), ("a/h", "b/h")]),
     )  # fmt: skip
 
 
@@ -168,7 +170,9 @@ def _argument(random: Random, op: int) -> list[Any]:
         case Op.RESOLVE:
             return [name, _outcome(random)]
         case Op.RESOLVE_AWAKEABLE:
-            return [_ident(random), _number(random, 5), _outcome(random)]
+            return [_ident(random) + random.choice(SECRETS), _number(random, 5), _outcome(random)]
+        case Op.AWAKEABLE if random.random() < 0.5:
+            return [random.choice(SECRETS)]
         case Op.ATTACH | Op.CANCEL:
             return [_ident(random)]
         case Op.CLEAR_ALL | Op.KEYS | Op.AWAKEABLE:
@@ -192,7 +196,7 @@ def _step(random: Random) -> Command:
         case 3:
             return AbandonStep(which, epoch, index)
         case _:
-            op = random.choice(sorted(OPS))
+            op = random.choice(sorted(Op))
             outcome = _outcome(random) if random.random() < 0.4 else None
             child = list(_invoke(random)) if op in (Op.CALL, Op.SEND) and random.random() < 0.9 else None
             return RecordStep(which, epoch, index, op, "/s", _argument(random, op), outcome, deployment, child)
@@ -236,7 +240,7 @@ def _other(random: Random) -> Command:
         case 7:
             return DecideStep(which, _number(random, 5), random.choice([None, _outcome(random)]))
         case 8:
-            return CompleteStep(which, _number(random, 5), _outcome(random))
+            return CompleteStep(which, _number(random, 5), _outcome(random), secret=random.choice(SECRETS))
         case 9:
             return CompletePromise(service, key or "", random.choice(["x", "y"]), _outcome(random))
         case 10:
@@ -250,7 +254,12 @@ def _other(random: Random) -> Command:
         case _:
             bytes_max = random.choice([5000, 2 * CHUNK_BYTES])
             limits = SetLimits(
-                random.randrange(2, 30), random.randrange(100, 9000), random.randrange(9), bytes_max, bytes_max
+                random.randrange(2, 30),
+                random.randrange(100, 9000),
+                random.randrange(9),
+                bytes_max,
+                bytes_max,
+                random.randrange(5),
             )
             return limits if random.random() < 0.1 else TrimOutbox(random.randrange(2), _number(random, 9))
 
@@ -260,7 +269,7 @@ def _timers(random: Random) -> Command:
 
 
 def _blob(random: Random) -> Command:
-    """A piece of one, as a rule the right one."""
+    """A piece of a value, usually the right one."""
     ref, stored = refs.make(random.choice(BLOBS))
     index = random.randrange(-(-len(stored) // CHUNK_BYTES))
     data = bytes(stored[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES])

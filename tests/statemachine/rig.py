@@ -1,6 +1,6 @@
 """One partition's state machine on a table in memory, driven command by command.
 
-Every command is a transaction of its own, so whatever the state keeps decoded must survive flushing. Ids are short names:
+Every command is a transaction of its own, so the decoded records of the state must survive flushing. Ids are short names:
 `ident("a")` is the same 16 bytes everywhere.
 """
 
@@ -19,7 +19,9 @@ from holdfast.statemachine.commands import (
     Invoke,
     Mode,
     Payload,
+    RecordRunFailure,
     RecordStep,
+    Retry,
     decode_command,
     encode_command,
 )
@@ -33,6 +35,7 @@ HOUR_MS = 3_600_000
 T0 = 1_700_000_000_000
 RESULT = [0, b"result"]
 BOOM = [1, 500, "boom", "ValueError"]
+RETRY = Retry(100, 2000, 60_000, 3)
 
 
 def ident(name: str, *, service: str = "greeter", key: str | None = None) -> InvocationId:
@@ -55,7 +58,7 @@ class Rig:
         self.result = Result()
 
     def do(self, command: Command) -> list[Effect]:
-        """Its effects, but for the reminders of timers, which go to `armed`. Commands travel through their encoding."""
+        """Apply it, encoded and decoded, and return its effects, except reminders of timers, which go to `armed`."""
         self.state.begin(self.txn)
         self.result = apply(self.state, self.now_ms, decode_command(encode_command(command)))
         self.state.flush()
@@ -68,7 +71,7 @@ class Rig:
         self.now_ms += ms
         return self.do(FireTimers(limit))
 
-    # -- what tests do all the time ----------------------------------------------------------------------------------
+    # -- common actions of tests -------------------------------------------------------------------------------------
 
     def invoke(
         self,
@@ -79,7 +82,7 @@ class Rig:
         key: str | None = None,
         mode: int | None = None,
         start_at_ms: int = 0,
-        caller: tuple[bytes, int] | None = None,
+        caller: tuple[InvocationId, int] | None = None,
         retention_ms: int = HOUR_MS,
         payload: bytes = b"input",
     ) -> InvocationId:
@@ -92,7 +95,7 @@ class Rig:
 
     def step(
         self,
-        which: bytes,
+        which: InvocationId,
         op: int,
         argument: list[Any] | None = None,
         outcome: list[Any] | None = None,
@@ -101,7 +104,7 @@ class Rig:
         epoch: int | None = None,
         digest: bytes = b"",
     ) -> int:
-        """The next step of its newest attempt. Its index."""
+        """Record the next step of its newest attempt, and return its index."""
         record = self.load(which)
         row = None if child is None else list(child)
         self.do(
@@ -120,27 +123,31 @@ class Rig:
         )
         return record.length
 
-    def complete(self, which: bytes, outcome: list[Any] | None = None) -> list[Effect]:
+    def complete(self, which: InvocationId, outcome: list[Any] | None = None) -> list[Effect]:
         return self.do(Complete(which, self.load(which).epoch, outcome or RESULT, "dp_1"))
 
-    # -- what tests look at ------------------------------------------------------------------------------------------
+    # -- observations of tests ---------------------------------------------------------------------------------------
 
-    def load(self, which: bytes) -> Invocation:
+    def load(self, which: InvocationId) -> Invocation:
         record = queries.load(self.txn, which)
         assert record is not None
         return record
 
-    def status(self, which: bytes) -> int:
+    def status(self, which: InvocationId) -> int:
         return self.load(which).status
 
-    def outcome(self, which: bytes) -> list[Any] | None:
+    def outcome(self, which: InvocationId) -> list[Any] | None:
         return queries.outcome(self.txn, which)
 
-    def journal(self, which: bytes) -> list[Step]:
+    def journal(self, which: InvocationId) -> list[Step]:
         return [unpack_step(raw) for raw in queries.journal(self.txn, which, 0, 1000)]
 
     def values(self, service: str, key: str) -> dict[str, Payload]:
         return queries.eager_state(self.txn, object_id(service, key), 1 << 20)[0]
 
-    def started(self) -> list[bytes]:
+    def started(self) -> list[InvocationId]:
         return [effect.id for effect in self.effects if isinstance(effect, StartAttempt)]
+
+
+def run_failure(rig: Rig, which: InvocationId, index: int, retry: Retry = RETRY) -> RecordRunFailure:
+    return RecordRunFailure(which, rig.load(which).epoch, index, "/pay", "pay", BOOM, retry, 0, "dp_1")

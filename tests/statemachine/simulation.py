@@ -1,10 +1,10 @@
-"""Programs run on several partitions in virtual time, while attempts, leaders and messages are lost and doubled.
+"""Run programs on several partitions in virtual time, while attempts, leaders and messages are lost and duplicated.
 
-The state machine is the real one. Around it stands, in a few lines each, what a cluster does: leaders that batch proposals,
-carry effects out and change; handler processes that die, or are taken for dead and live on; clients that ask again until
-they are answered. A second replica of each partition applies the same log, cut into transactions elsewhere.
+The state machine is the real one. The rest of a cluster is modelled in a few lines each: leaders that batch proposals,
+carry out effects and change; handler processes that die, or live on although they are believed dead; clients that repeat
+their requests until they get an answer. A second replica of each partition applies the same log in other transactions.
 
-Now and then a value counts as large, whatever its size: then it is staged, and a reference travels in its place.
+Now and then a value counts as large, whatever its size: then it is staged, and a reference is sent instead.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, assert_never
 
 import msgpack
 
-from holdfast.sdk.ids import new_id, partition_key, partition_of
+from holdfast.sdk.ids import NO_INVOCATION, InvocationId, new_id, partition_key, partition_of
 from holdfast.sdk.journal import Op, unpack_step
-from holdfast.statemachine import attempts, blobs, queries, refs
+from holdfast.statemachine import attempts, queries, refs
 from holdfast.statemachine.commands import (
     Announce,
     Batch,
@@ -48,8 +48,11 @@ from holdfast.statemachine.effects import (
     AbortAttempt,
     Acknowledge,
     ArmTimer,
+    Code,
+    DeleteObjects,
     Effect,
     FlushOutbox,
+    RecoverAttempt,
     Reply,
     Result,
     SendCancelled,
@@ -68,9 +71,10 @@ from tests.statemachine.programs import Root, generate
 from tests.statemachine.rig import T0
 
 PARTITIONS = 3
-FAULTY_MS = 4000  # Faults stop after this, so that everything can come to its end.
+FAULTY_MS = 4000  # Faults stop after this, so that everything can finish.
 EVENTS_MAX = 300_000
 FOREVER = 2**63
+_EXPECTED = {Code.DONE, Code.UNCHANGED, Code.NOT_FOUND, Code.CONFLICT}
 
 
 class Partition:
@@ -78,26 +82,28 @@ class Partition:
         self.number = number
         self.txn, self.state = Memory(), State(number, PARTITIONS)
         self.log: list[bytes] = []
-        self.leadership = 0  # Counts leaders: what an older one meant to do is not done.
+        self.leadership = 0  # Counts leaders: the plans of an older leader are not carried out.
         self.proposals: list[tuple[Command, Callable[[Result], None]]] = []
         self.armed_ms = FOREVER
-        self.live: dict[bytes, Attempt] = {}  # The newest attempt that this leader started, by invocation.
+        self.live: dict[InvocationId, Attempt] = {}  # By invocation: the newest attempt that this leader started.
 
 
 class Simulation:
-    def __init__(self, seed: int, *, large: float = 0.2) -> None:
+    def __init__(self, seed: int, *, large: float = 0.2, sliced: bool = True) -> None:
         self.random = Random(seed)
-        self.large = large  # How likely a value counts as large.
+        self.large = large  # The probability that a value counts as large.
+        #: The slices in which new leaders derive pending effects from state. None: all of them at once.
+        self.slices = Random(f"slices of {seed}") if sliced else None
         self.now_ms = T0
         self.events: list[tuple[int, int, Callable[[], None]]] = []
         self.count = 0
         self.partitions = [Partition(number) for number in range(PARTITIONS)]
         self.roots, self.model = generate(self.random)
-        self.idents: dict[int, bytes] = {}
-        self.outcomes: dict[bytes, list[Any]] = {}
-        self.carried_out: Counter[tuple[bytes, str]] = Counter()
-        self.once: Counter[tuple[bytes, str]] = Counter()
-        self.invoked: set[bytes] = set()
+        self.idents: dict[int, InvocationId] = {}
+        self.outcomes: dict[InvocationId, list[Any]] = {}
+        self.carried_out: Counter[tuple[InvocationId, str]] = Counter()
+        self.once: Counter[tuple[InvocationId, str]] = Counter()
+        self.invoked: set[InvocationId] = set()
         self.faults: Counter[str] = Counter()
 
     # -- time ----------------------------------------------------------------------------------------------------------
@@ -141,7 +147,7 @@ class Simulation:
         invoke = Invoke(
             ident, "objects", "play", root.key, root.mode, msgpack.packb(root.body), {}, 0, None, -1, RETENTION_MS
         )
-        for _ in range(self.random.randrange(1, 3)):  # Somebody clicks twice.
+        for _ in range(self.random.randrange(1, 3)):  # A user clicks twice.
             self.after(root.start_ms + self.random.randrange(50), lambda: self.request(partition, invoke))
         if root.ending:
             command = Cancel(ident) if root.ending == "cancel" else Kill(ident)
@@ -152,7 +158,7 @@ class Simulation:
     def request(
         self, partition: Partition, command: Command, *, until: Callable[[Result], bool] = lambda result: True
     ) -> None:
-        """Ask until there is an answer: a leader that is lost takes its proposals along."""
+        """Repeat the request until there is an answer: the proposals of a lost leader are lost too."""
         answered: list[Result] = []
 
         def again() -> None:
@@ -162,9 +168,9 @@ class Simulation:
         self.propose(partition, command, answered.append)
         self.after(300, again)
 
-    def promise_awakeable(self, ident: bytes, index: int, value: int) -> None:
+    def promise_awakeable(self, ident: InvocationId, index: int, value: int, secret: bytes) -> None:
         partition = self.partitions[partition_of(ident, PARTITIONS)]
-        command = CompleteStep(ident, index, [0, str(value).encode()])
+        command = CompleteStep(ident, index, [0, str(value).encode()], secret=secret)
         self.after(self.random.randrange(300), lambda: self.request(partition, command))
 
     # -- leaders ---------------------------------------------------------------------------------------------------------
@@ -178,7 +184,7 @@ class Simulation:
             self.after(self.random.randrange(1, 4), lambda: self.commit(partition))
 
     def detached(self, partition: Partition, command: Command) -> Command:
-        """Some of its values are staged in front of it. A leader that is lost may take the command along, and not them."""
+        """Stage some of its values before the command. A lost leader may lose the command but not the values."""
         new: list[Payload] = []
         for payload in refs.payloads(command):
             if self.large and isinstance(payload, bytes) and len(payload) > 1 and self.random.random() < self.large:
@@ -189,11 +195,11 @@ class Simulation:
         return refs.replaced(command, new)
 
     def commit(self, partition: Partition) -> None:
-        """One turn: what was proposed becomes one entry, and is applied in one transaction."""
+        """One turn: all proposals become one entry, which is applied in one transaction."""
         taken, partition.proposals = partition.proposals, []
         if not taken:
             return
-        skew_ms = self.random.randrange(-5, 1)  # Leaders' clocks differ a little, and never run ahead of the truth.
+        skew_ms = self.random.randrange(-5, 1)  # Leaders' clocks differ a little, and never run ahead of the true time.
         raw = encode_batch(Batch(b"", 0, self.now_ms + skew_ms, [command for command, _ in taken]))
         partition.log.append(raw)
         batch = decode_batch(raw)
@@ -217,21 +223,27 @@ class Simulation:
         def announced(result: Result) -> None:
             if partition.leadership != leadership:
                 return
-            for effect in list(queries.pending_effects(partition.txn)):
-                if isinstance(effect, StartAttempt):
-                    self.propose(partition, Redispatch(effect.id, effect.epoch))
-                else:
-                    self.carry_effect_out(partition, effect)
+            if self.slices is None:
+                derive(b"", 1_000_000)
+            else:  # After the effects of the batch with the announcement.
+                self.later(partition, 0, partial(derive, b"", self.slices.randrange(1, 3)))
+
+        def derive(after_id: bytes, limit: int) -> None:
+            effects, following = queries.pending_effects(partition.txn, after_id, limit)
+            for effect in effects:
+                self.carry_effect_out(partition, effect)
+            if following is not None and self.slices is not None:
+                self.later(partition, self.slices.randrange(3), partial(derive, following, limit))
 
         self.propose(partition, Announce(leadership + 1, f"n{leadership}"), announced)
 
     def fail_over(self, partition: Partition) -> None:
-        """Everything the old leader knew is lost; some of its attempts live on and do not know it."""
+        """The knowledge of the old leader is lost; some of its attempts live on without noticing."""
         self.faults["fail-over"] += 1
         partition.leadership += 1
         partition.armed_ms = FOREVER
         kept = self.random.randrange(len(partition.proposals) + 1)
-        partition.proposals = partition.proposals[:kept]  # Some proposals were on their way to the disks.
+        partition.proposals = partition.proposals[:kept]  # Some proposals had been sent to the disks.
         for attempt in partition.live.values():
             if self.random.random() < 0.5:
                 attempt.is_over = True
@@ -240,7 +252,7 @@ class Simulation:
         self.after(1, lambda: self.commit(partition))
 
     def later(self, partition: Partition, ms: int, then: Callable[[], None]) -> None:
-        """Unless the leader is another one by then."""
+        """Do it later, unless the leader has changed by then."""
         leadership = partition.leadership
         self.after(ms, lambda: then() if partition.leadership == leadership else None)
 
@@ -252,6 +264,10 @@ class Simulation:
                 self.later(partition, self.random.randrange(5), lambda: self.flush(partition, target))
             case StartAttempt(ident, epoch):
                 self.start(partition, ident, epoch)
+            case RecoverAttempt(ident, epoch):
+                known = partition.live.get(ident)
+                if known is None or known.epoch < epoch:
+                    self.propose(partition, Redispatch(ident, epoch))
             case Acknowledge(ident, epoch, length):
                 self.tell(partition, ident, epoch, lambda attempt: attempt.on_acknowledge(length))
             case SendCompletion(ident, epoch, index, _, outcome):
@@ -259,7 +275,7 @@ class Simulation:
                 self.tell(partition, ident, epoch, lambda attempt: attempt.on_completion(index, whole))
             case SendRetry(ident, epoch, index, order):
                 attempt = partition.live.get(ident)
-                if attempt is None or order > attempt.order:  # Otherwise the journal told it.
+                if attempt is None or order > attempt.order:  # Otherwise it learned that from the journal.
                     self.tell(partition, ident, epoch, lambda attempt: attempt.on_retry(index))
             case SendCancelled(ident, epoch, order):
                 attempt = partition.live.get(ident)
@@ -267,8 +283,10 @@ class Simulation:
                     self.tell(partition, ident, epoch, lambda attempt: attempt.on_cancelled())
             case AbortAttempt(ident, epoch):
                 self.tell(partition, ident, epoch, self.stop)
-            case Reply():
+            case Reply() | DeleteObjects():
                 pass
+            case _:
+                assert_never(effect)
 
     def arm(self, partition: Partition, due_ms: int) -> None:
         if due_ms >= partition.armed_ms:
@@ -282,7 +300,7 @@ class Simulation:
         self.later(partition, max(due_ms - self.now_ms, 0), fire)
 
     def flush(self, partition: Partition, target: int) -> None:
-        """Send what is there, and look again later whether it was taken."""
+        """Send the outbox, and check later whether it was delivered."""
         first, messages = queries.outbox(partition.txn, target, 0, self.random.randrange(1, 5))
         if not messages:
             return
@@ -311,7 +329,7 @@ class Simulation:
 
     # -- handlers --------------------------------------------------------------------------------------------------------
 
-    def start(self, partition: Partition, ident: bytes, epoch: int) -> None:
+    def start(self, partition: Partition, ident: InvocationId, epoch: int) -> None:
         record = queries.load(partition.txn, ident)
         if record is None or record.epoch != epoch or record.status != Status.RUNNING:
             return
@@ -319,15 +337,17 @@ class Simulation:
         if known is not None and known.epoch >= epoch:
             return
         journal = [queries.whole_step(partition.txn, raw) for raw in queries.journal(partition.txn, ident, 0, 10_000)]
-        attempt = Attempt(self, record, epoch, journal, cancelled=record.cancelled, partitions=PARTITIONS)
+        attempt = Attempt(
+            self, record, epoch, journal, cancelled=record.cancelled, partitions=PARTITIONS, secrets=ident[-1] % 4 > 0
+        )
         attempt.said_ms = attempt.heard_ms = self.now_ms
         partition.live[ident] = attempt
         if known is not None and self.random.random() < 0.8:
             known.is_over = True  # An SDK ends an older attempt when it sees a newer one; on another host it cannot.
         self.tell(partition, ident, epoch, lambda attempt: attempt.begin())
 
-    def tell(self, partition: Partition, ident: bytes, epoch: int, what: Callable[[Attempt], None]) -> None:
-        """A frame to the handler: in order, and a while later."""
+    def tell(self, partition: Partition, ident: InvocationId, epoch: int, what: Callable[[Attempt], None]) -> None:
+        """Deliver a frame to the handler: in order, after a while."""
         attempt = partition.live.get(ident)
         if attempt is None or attempt.epoch != epoch:
             return
@@ -352,13 +372,13 @@ class Simulation:
         attempt.is_over = True
 
     def lose(self, attempt: Attempt, *, dies: bool = True) -> None:
-        """Its stream broke: the leader starts another. Whether the attempt itself is dead is another question."""
+        """Break its stream: the leader starts another attempt. The old attempt may still be alive."""
         attempt.is_over = attempt.is_over or dies
         partition = self.partitions[partition_of(attempt.id, PARTITIONS)]
         self.later(partition, 10, lambda: self.propose(partition, Redispatch(attempt.id, attempt.epoch)))
 
     def send(self, attempt: Attempt, command: Command) -> None:
-        """A frame to the leader, whoever that is by now."""
+        """Deliver a frame to the current leader, whichever it is by then."""
         partition = self.partitions[partition_of(attempt.id, PARTITIONS)]
         attempt.said_ms = max(attempt.said_ms, self.now_ms + self.random.randrange(1, 15))
         self.at(attempt.said_ms, lambda: self.propose(partition, command))
@@ -388,13 +408,13 @@ class Simulation:
             return False
         return True
 
-    # -- what is seen ----------------------------------------------------------------------------------------------------
+    # -- observations ----------------------------------------------------------------------------------------------------
 
     def look_at(self, partition: Partition, command: Command, result: Result) -> None:
-        assert result.code in (0, 200, 404, 409) or (result.code == blobs.MISSING and type(command) is Deliver), result
-        attempt = partition.live.get(getattr(command, "id", b""))
+        assert result.code in _EXPECTED or (result.code == Code.VALUE_MISSING and type(command) is Deliver), result
+        attempt = partition.live.get(getattr(command, "id", NO_INVOCATION))
         if result.code == 409 and attempt is not None and attempt.epoch == getattr(command, "epoch", 0):
-            # An attempt of the old leader may have lost a step with it. One of this leader has not.
+            # An attempt of the old leader may have lost a step with it. An attempt of this leader has not.
             assert result.message in (attempts.STALE.message, attempts.DONE.message), (command, result)
         if isinstance(command, Invoke) and result.code == 0:
             assert command.id not in self.invoked, "an id is invoked once"
@@ -402,8 +422,8 @@ class Simulation:
         if isinstance(command, FailAttempt) and result.code == 0 and command.pause:
             self.after(1000, lambda: self.decide(partition, command.id))
 
-    def decide(self, partition: Partition, ident: bytes) -> None:
-        """An operator looks at the world and says whether a run that is in doubt took place."""
+    def decide(self, partition: Partition, ident: InvocationId) -> None:
+        """An operator checks the outside world and decides whether a run in doubt took place."""
         for index, step in queries.waiting_steps(partition.txn, ident, 100):
             op, key, argument = step[:3]
             if op == Op.RUN and len(argument) == 1:

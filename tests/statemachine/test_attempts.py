@@ -1,7 +1,8 @@
-"""What becomes of an invocation whose attempts end without a word."""
+"""Invocations whose attempts end without a report: redispatch, backoff and pause."""
 
+from holdfast.sdk.ids import InvocationId
 from holdfast.sdk.journal import Op
-from holdfast.statemachine import queries
+from holdfast.statemachine import explain
 from holdfast.statemachine.attempts import LOSSES_MAX, QUIET_MS
 from holdfast.statemachine.commands import FailAttempt, Resume, Retry, SuspendAttempt
 from holdfast.statemachine.effects import Status
@@ -10,12 +11,12 @@ from tests.statemachine.rig import RESULT, Rig
 GONE = [1, 503, "the connection broke", "ProcessLost"]
 
 
-def lose(rig: Rig, which: bytes, *, retry: Retry | None = None) -> None:
+def lose(rig: Rig, which: InvocationId, *, retry: Retry | None = None) -> None:
     rig.do(FailAttempt(which, rig.load(which).epoch, GONE, retry or Retry(), 0, 0, False, lost=True))
 
 
-def begin_again(rig: Rig, which: bytes) -> int:
-    """How long that took."""
+def begin_again(rig: Rig, which: InvocationId) -> int:
+    """Wait for the next attempt, and return how long that took."""
     record = rig.load(which)
     assert record.status == Status.BACKING_OFF
     waited_ms = record.due_ms - rig.now_ms
@@ -24,7 +25,7 @@ def begin_again(rig: Rig, which: bytes) -> int:
     return waited_ms
 
 
-def test_the_first_lost_stream_is_dispatched_again_at_once_and_nobodys_failure() -> None:
+def test_the_first_lost_stream_is_redispatched_at_once_and_counts_as_no_failure() -> None:
     rig = Rig()
     which = rig.invoke("a")
 
@@ -50,12 +51,12 @@ def test_lost_streams_in_a_row_back_off_and_then_pause_with_the_reason() -> None
 
     assert waits == [QUIET_MS, 2 * QUIET_MS, 4 * QUIET_MS]
     assert rig.load(which).losses == LOSSES_MAX
-    why = queries.why_not_running(rig.txn, which)
+    why = explain.why_not_running(rig.txn, which)
     assert "the handler process ended 5 times while it ran this invocation, after the step '/1'" in why
     assert "the connection broke" in why
 
 
-def test_a_retry_policy_that_waits_longer_is_kept() -> None:
+def test_a_longer_delay_of_the_retry_policy_is_respected() -> None:
     rig = Rig()
     which = rig.invoke("a")
     patient = Retry(initial_ms=60_000, max_interval_ms=3_600_000)
@@ -68,7 +69,7 @@ def test_a_retry_policy_that_waits_longer_is_kept() -> None:
     assert (first, begin_again(rig, which)) == (60_000, 120_000)
 
 
-def test_progress_clears_an_invocation_of_suspicion() -> None:
+def test_progress_clears_the_suspicion_of_an_invocation() -> None:
     rig = Rig()
     which = rig.invoke("a")
     for _ in range(3 * LOSSES_MAX):
@@ -78,7 +79,7 @@ def test_progress_clears_an_invocation_of_suspicion() -> None:
         assert rig.load(which).losses == 0
 
 
-def test_an_attempt_that_hands_itself_back_clears_its_invocation_too() -> None:
+def test_an_attempt_that_hands_itself_back_clears_the_suspicion_too() -> None:
     rig = Rig()
     which = rig.invoke("a")
     step = rig.step(which, Op.AWAKEABLE)
@@ -89,7 +90,7 @@ def test_an_attempt_that_hands_itself_back_clears_its_invocation_too() -> None:
     assert rig.status(which) == Status.SUSPENDED and rig.load(which).losses == 0
 
 
-def test_an_operator_who_resumes_it_clears_it() -> None:
+def test_resuming_an_invocation_clears_the_suspicion() -> None:
     rig = Rig()
     which = rig.invoke("a")
     lose(rig, which)
@@ -103,7 +104,7 @@ def test_an_operator_who_resumes_it_clears_it() -> None:
     assert rig.status(which) == Status.RUNNING and rig.load(which).losses == 0
 
 
-def test_losses_of_an_attempt_that_is_over_do_not_count() -> None:
+def test_lost_streams_of_a_finished_attempt_do_not_count() -> None:
     rig = Rig()
     which = rig.invoke("a")
     old = rig.load(which).epoch

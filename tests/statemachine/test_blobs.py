@@ -6,15 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.sdk.frames import TO_NODE, decode_batch
-from holdfast.sdk.ids import partition_of
+from holdfast.sdk.ids import InvocationId, partition_of
 from holdfast.sdk.journal import Op, ProtocolError, unpack_step
-from holdfast.statemachine import queries, refs, tables
+from holdfast.statemachine import explain, queries, refs, tables
 from holdfast.statemachine.blobs import (
     CHUNK_BYTES,
     KEEP_MS,
     KEPT_MS,
-    MISSING,
-    STALE,
     created_ms_of,
     is_known,
     object_name,
@@ -40,7 +38,7 @@ from holdfast.statemachine.commands import (
     decode_command,
     encode_command,
 )
-from holdfast.statemachine.effects import DeleteObjects, SendCompletion, Status
+from holdfast.statemachine.effects import Code, DeleteObjects, SendCompletion, Status
 from tests.statemachine import invariants
 from tests.statemachine.rig import HOUR_MS, Rig, failure, ident
 
@@ -60,7 +58,7 @@ def rows(rig: Rig, table: bytes) -> int:
     return len(list(rig.txn.scan(table, tables.after(table))))
 
 
-def begin(rig: Rig, name: str, payload: bytes | Ref, *, key: str | None = None) -> bytes:
+def begin(rig: Rig, name: str, payload: bytes | Ref, *, key: str | None = None) -> InvocationId:
     which = ident(name, key=key)
     mode = Mode.PLAIN if key is None else Mode.EXCLUSIVE
     rig.do(Invoke(which, "greeter", "greet", key, mode, payload, {}, 0, None, -1, HOUR_MS))
@@ -96,19 +94,19 @@ def test_equal_values_of_many_invocations_are_kept_once_until_the_last_is_purged
     assert queries.statistics(rig.txn)[-5:] == (0, 0, 0, 0, 0)
 
 
-def test_a_reference_to_what_is_not_here_is_refused_and_nothing_happens() -> None:
+def test_a_reference_to_a_missing_value_is_refused_and_changes_nothing() -> None:
     rig = Rig()
     ref, stored = refs.make(LARGE)
     begin(rig, "a", ref)
-    assert rig.result.code == MISSING and not rig.effects
+    assert rig.result.code == Code.VALUE_MISSING and not rig.effects
 
     rig.do(PutBlob(ref.data, 1, bytes(stored[CHUNK_BYTES : 2 * CHUNK_BYTES])))
     rig.do(TouchBlob(ref.data, True))
     assert rig.result.code == 404, "not all of it"
     begin(rig, "a", ref)
-    assert rig.result.code == MISSING and queries.load(rig.txn, ident("a")) is None
+    assert rig.result.code == Code.VALUE_MISSING and queries.load(rig.txn, ident("a")) is None
 
-    stage(rig, LARGE)  # By somebody else: pieces fit together.
+    stage(rig, LARGE)  # Staged by another client: its pieces fit.
     rig.do(TouchBlob(ref.data, True))
     assert rig.result.code == 200
     begin(rig, "a", ref)
@@ -116,7 +114,7 @@ def test_a_reference_to_what_is_not_here_is_refused_and_nothing_happens() -> Non
     invariants.check(rig.txn)
 
 
-def test_what_was_staged_in_vain_goes_and_asking_for_it_lets_it_stay() -> None:
+def test_an_unused_staged_value_expires_unless_it_is_asked_for() -> None:
     rig = Rig()
     ref = stage(rig, OTHER)
     rig.pass_time(KEPT_MS - 1)
@@ -128,7 +126,7 @@ def test_what_was_staged_in_vain_goes_and_asking_for_it_lets_it_stay() -> None:
     assert rows(rig, tables.BLOB) == rows(rig, tables.CHUNK) == 0
 
 
-def test_bytes_that_are_not_what_their_name_says_are_thrown_away() -> None:
+def test_bytes_that_do_not_match_their_digest_are_discarded() -> None:
     rig = Rig()
     ref, stored = refs.make(LARGE)
     for index in range(3):
@@ -144,14 +142,14 @@ def test_bytes_that_are_not_what_their_name_says_are_thrown_away() -> None:
     "piece",
     [(b"", 0, b"x"), (bytes(40), 0, b""), (refs.make(OTHER)[0].data, 1, OTHER), (refs.make(OTHER)[0].data, 0, b"x")],
 )
-def test_what_is_no_piece_of_a_value_is_refused(piece: tuple[bytes, int, bytes]) -> None:
+def test_an_invalid_piece_of_a_value_is_refused(piece: tuple[bytes, int, bytes]) -> None:
     rig = Rig()
     rig.do(PutBlob(*piece))
 
     assert rig.result.code == 400 and rows(rig, tables.BLOB) == 0
 
 
-def test_a_large_value_of_a_key_is_read_written_over_and_cleared() -> None:
+def test_a_large_value_of_a_key_can_be_read_overwritten_and_cleared() -> None:
     rig = Rig()
     which = begin(rig, "a", b"", key="k")
     ref = stage(rig, LARGE)
@@ -206,7 +204,7 @@ def test_a_promise_keeps_its_large_value_until_its_workflow_is_forgotten() -> No
     assert collected(rig)
 
 
-def test_a_large_outcome_wakes_who_waits_and_goes_with_the_last_of_them() -> None:
+def test_a_large_outcome_wakes_its_waiters_and_is_dropped_with_the_last_of_them() -> None:
     rig = Rig()
     which = rig.invoke("a")
     index = rig.step(which, Op.AWAKEABLE)
@@ -263,7 +261,7 @@ def test_large_values_of_a_journal_have_a_limit() -> None:
     assert collected(rig)
 
 
-def test_a_message_waits_until_its_value_is_where_it_goes() -> None:
+def test_a_message_waits_until_its_value_has_reached_the_destination() -> None:
     pair = [Rig(partition, 2) for partition in range(2)]
     names = {partition_of(ident(name), 2): name for name in map(str, range(20))}
     caller = pair[0].invoke(names[0])
@@ -277,7 +275,7 @@ def test_a_message_waits_until_its_value_is_where_it_goes() -> None:
     pair[0].pass_time(KEPT_MS)
     assert rows(pair[0], tables.BLOB) == 1, "the message holds it"
     pair[1].do(Deliver(0, first, messages))
-    assert pair[1].result.code == MISSING and queries.load(pair[1].txn, child) is None
+    assert pair[1].result.code == Code.VALUE_MISSING and queries.load(pair[1].txn, child) is None
 
     stage(pair[1], queries.whole(pair[0].txn, ref))
     pair[1].do(Deliver(0, first, messages))
@@ -293,7 +291,7 @@ def test_a_message_waits_until_its_value_is_where_it_goes() -> None:
 
 
 @given(st.binary(min_size=1, max_size=200), st.integers(0, 3))
-def test_a_value_is_what_its_reference_restores(value: bytes, marks: int) -> None:
+def test_a_reference_restores_the_value_it_was_made_from(value: bytes, marks: int) -> None:
     value = b"\x01" * marks + value
     ref, stored = refs.make(value)
 
@@ -303,10 +301,10 @@ def test_a_value_is_what_its_reference_restores(value: bytes, marks: int) -> Non
 
 
 @given(st.binary(max_size=80))
-def test_no_bytes_of_a_user_are_a_reference(value: bytes) -> None:
+def test_bytes_from_a_user_are_never_taken_for_a_reference(value: bytes) -> None:
     packed = msgpack.packb(refs.make(value or b"x")[0])
     for payload in (value, packed, packed[3:], b"\x01" + packed):
-        command = Invoke(bytes(16), "s", "h", None, 0, payload, {}, 0, None, -1, 0)
+        command = Invoke(InvocationId(bytes(16)), "s", "h", None, 0, payload, {}, 0, None, -1, 0)
         found = decode_command(encode_command(command))
         assert found == command and refs.in_command(found) == []
 
@@ -329,14 +327,14 @@ def test_any_extension_in_a_command_is_a_reference_or_refused(code: int, data: b
     rig = Rig()
     begin(rig, "a", Ref(code, data))
 
-    assert rig.result.code == MISSING and rows(rig, tables.JOURNAL) == 0
+    assert rig.result.code == Code.VALUE_MISSING and rows(rig, tables.JOURNAL) == 0
 
 
 # -- in the shared store -----------------------------------------------------------------------------------------------
 
 
 def keep(rig: Rig, value: bytes, nonce: int = 1, *, made_ms: int = 0) -> tuple[Ref, str]:
-    """Somebody put it into the store, so long before or behind the time of the state, and says so."""
+    """Report an upload to the shared store, made that long before or after the time of the state."""
     ref, _ = refs.make(value)
     name = object_name(ref.data, rig.now_ms + made_ms, bytes([nonce]) * 8)
     rig.do(KeepBlob(ref.data, name))
@@ -348,7 +346,7 @@ def deleted(rig: Rig) -> list[str]:
     return queries.objects_to_delete(rig.txn, 100)
 
 
-def test_a_value_in_the_store_is_referred_to_counted_and_collected_as_any_other() -> None:
+def test_a_value_in_the_shared_store_is_counted_and_collected_like_any_other() -> None:
     rig = Rig()
     ref, name = keep(rig, LARGE)
     assert rig.result.code == 0
@@ -371,15 +369,15 @@ def test_a_value_in_the_store_is_referred_to_counted_and_collected_as_any_other(
     assert deleted(rig) == [], "whoever was answered with it can still read it"
     rig.pass_time(1)
     assert deleted(rig) == [name] and DeleteObjects() in rig.effects
-    assert DeleteObjects() in queries.pending_effects(rig.txn), "a new leader finds it in the state"
+    assert DeleteObjects() in queries.pending_effects(rig.txn, b"", 10)[0], "a new leader finds it in the state"
     assert (rows(rig, tables.BLOB), queries.statistics(rig.txn).gone) == (0, 1)
 
     rig.do(ForgetObjects([name, name, "never heard of"]))
-    assert deleted(rig) == [] and DeleteObjects() not in queries.pending_effects(rig.txn)
+    assert deleted(rig) == [] and DeleteObjects() not in queries.pending_effects(rig.txn, b"", 10)[0]
     assert queries.statistics(rig.txn)[-5:] == (0, 0, 0, 0, 0)
 
 
-def test_of_two_who_bring_a_value_the_first_wins_and_the_object_of_the_other_is_deleted() -> None:
+def test_the_first_upload_of_a_value_wins_and_the_object_of_the_second_is_deleted() -> None:
     rig = Rig()
     ref, first = keep(rig, LARGE, 1)
     _, second = keep(rig, LARGE, 2)
@@ -390,7 +388,7 @@ def test_of_two_who_bring_a_value_the_first_wins_and_the_object_of_the_other_is_
     assert rig.result.code == 200 and deleted(rig) == [second]
 
 
-def test_a_value_in_pieces_stays_in_pieces_and_half_of_one_gives_way() -> None:
+def test_a_complete_value_in_pieces_stays_and_an_incomplete_one_yields_to_an_object() -> None:
     rig = Rig()
     stage(rig, OTHER)
     _, name = keep(rig, OTHER)
@@ -401,25 +399,25 @@ def test_a_value_in_pieces_stays_in_pieces_and_half_of_one_gives_way() -> None:
     _, name = keep(rig, LARGE)
     assert rig.result.code == 0 and queries.place(rig.txn, ref.data) == name and rows(rig, tables.CHUNK) == 1
     rig.do(PutBlob(ref.data, 0, bytes(stored[:CHUNK_BYTES])))
-    assert rig.result.code == 200 and rows(rig, tables.CHUNK) == 1, "who was in the middle of it need not go on"
+    assert rig.result.code == 200 and rows(rig, tables.CHUNK) == 1, "an interrupted upload need not continue"
     invariants.check(rig.txn)
 
 
 @pytest.mark.parametrize("made_ms", [-KEEP_MS - 1, KEEP_MS + 1])
-def test_an_object_that_was_not_made_just_now_is_refused(made_ms: int) -> None:
+def test_an_object_from_long_ago_or_from_the_future_is_refused(made_ms: int) -> None:
     rig = Rig()
     rig.do(FireTimers(1))
     ref, _ = keep(rig, LARGE, made_ms=made_ms)
 
-    assert rig.result.code == STALE and rows(rig, tables.BLOB) == 0
+    assert rig.result.code == Code.OUTDATED and rows(rig, tables.BLOB) == 0
     keep(rig, LARGE, made_ms=made_ms - 1 if made_ms > 0 else made_ms + 1)
     assert rig.result.code == 0 and queries.place(rig.txn, ref.data)
 
 
 @pytest.mark.parametrize("made_ms", [-KEEP_MS, 0, KEEP_MS])
 @pytest.mark.parametrize("whole_before", [False, True])
-def test_a_name_is_never_taken_again_after_its_object_may_have_been_deleted(made_ms: int, whole_before: bool) -> None:
-    """Whenever the same command comes once more, in whatever order: the object of what it makes is there."""
+def test_a_name_is_never_reused_once_its_object_may_have_been_deleted(made_ms: int, whole_before: bool) -> None:
+    """However often and in whatever order commands are repeated, every value that they keep has its object."""
     rig = Rig()
     rig.do(FireTimers(1))
     if whole_before:
@@ -437,14 +435,14 @@ def test_a_name_is_never_taken_again_after_its_object_may_have_been_deleted(made
 
 
 @pytest.mark.parametrize("blob", [b"", bytes(40), refs.make(OTHER)[0].data])
-def test_what_is_no_object_of_the_value_is_refused(blob: bytes) -> None:
+def test_an_object_of_another_value_is_refused(blob: bytes) -> None:
     rig = Rig()
     for name in ("", "x", object_name(refs.make(LARGE)[0].data, rig.now_ms, bytes(8)), "../" + "0" * 93, "\u0663" * 95):
         rig.do(KeepBlob(blob, name))
         assert rig.result.code == 400 and rows(rig, tables.BLOB) == 0
 
 
-def test_a_value_of_a_key_that_is_in_the_store_is_told_as_a_reference() -> None:
+def test_a_value_of_a_key_in_the_shared_store_is_returned_as_a_reference() -> None:
     rig = Rig()
     ref, _ = keep(rig, OTHER)
     rig.do(SetState("things", "k", {"x": ref, "y": b"small"}, False))
@@ -463,14 +461,14 @@ def test_the_state_knows_which_objects_are_its_own() -> None:
     assert (created_ms_of(mine), created_ms_of("README")) == (rig.now_ms, None)
 
 
-def test_an_attempt_that_is_postponed_comes_again_and_nothing_is_counted_against_it() -> None:
+def test_a_postponed_attempt_runs_again_and_counts_as_no_failure() -> None:
     rig = Rig()
     which = rig.invoke("a")
     rig.do(PostponeAttempt(which, 1, [1, 503, "the store is down", "StoreDown"], 5000))
 
     record = rig.load(which)
     assert (record.status, record.failures, record.failures_total) == (Status.BACKING_OFF, 0, 0)
-    assert "the store is down" in queries.why_not_running(rig.txn, which)
+    assert "the store is down" in explain.why_not_running(rig.txn, which)
     invariants.check(rig.txn)
     rig.pass_time(4999)
     assert rig.started() == []

@@ -1,9 +1,10 @@
-"""What people are told about an invocation's past: times of steps, failed tries, attempts that came to nothing."""
+"""The history shown for an invocation: times of steps, failed tries, unsuccessful attempts."""
 
 from __future__ import annotations
 
+from holdfast.sdk.ids import InvocationId
 from holdfast.sdk.journal import Op
-from holdfast.statemachine import history, queries
+from holdfast.statemachine import explain, history, queries
 from holdfast.statemachine.commands import (
     FailAttempt,
     Pause,
@@ -25,7 +26,9 @@ from tests.statemachine.rig import BOOM, HOUR_MS, RESULT, T0, Rig
 TRACED = [*BOOM, {"trace": ["shop.py:3 in charge"]}]
 
 
-def run_failed(rig: Rig, a: bytes, index: int, *, began_ms: int = 0, retry: Retry | None = None) -> RecordRunFailure:
+def run_failed(
+    rig: Rig, a: InvocationId, index: int, *, began_ms: int = 0, retry: Retry | None = None
+) -> RecordRunFailure:
     return RecordRunFailure(
         a, rig.load(a).epoch, index, "k", "charge", TRACED, retry or Retry(), 0, "dp_1", began_ms=began_ms
     )
@@ -44,7 +47,7 @@ def test_a_step_says_when_it_began_when_it_was_journaled_and_in_which_attempt() 
     assert (rig.journal(a)[0].journaled_ms, rig.journal(a)[0].epoch) == (T0, 0)
 
 
-def test_a_clock_that_is_wrong_makes_no_duration_negative_or_longer_than_its_attempt() -> None:
+def test_a_wrong_clock_makes_no_duration_negative_or_longer_than_its_attempt() -> None:
     rig = Rig()
     a = rig.invoke("a")
     rig.now_ms += 500
@@ -55,7 +58,7 @@ def test_a_clock_that_is_wrong_makes_no_duration_negative_or_longer_than_its_att
     assert [step.journaled_ms - step.began_ms for step in rig.journal(a)[1:]] == [0, 500]
 
 
-def test_a_step_that_waited_lasted_until_its_outcome() -> None:
+def test_the_duration_of_a_waiting_step_ends_with_its_outcome() -> None:
     rig = Rig()
     a = rig.invoke("a")
     rig.step(a, Op.SLEEP, [1000])
@@ -75,7 +78,7 @@ def test_a_step_that_fails_again_and_again_makes_its_invocation_look_failing() -
     rig.do(run_failed(rig, a, 1, began_ms=T0))
     rig.pass_time(100)
     rig.do(run_failed(rig, a, 1, began_ms=T0 + 100))
-    running = queries.why_not_running(rig.txn, a)
+    running = explain.why_not_running(rig.txn, a)
     rig.do(SuspendAttempt(a, 1, [1]))
 
     record = rig.load(a)
@@ -87,7 +90,7 @@ def test_a_step_that_fails_again_and_again_makes_its_invocation_look_failing() -
     assert [each.id for each in queries.list_invocations(rig.txn, wanted, b"", 10)[0]] == [a]
     assert queries.shown_status(rig.load(b)) == Status.RUNNING
     assert running.startswith("An attempt is running, and waits for the next try of 'charge' at ")
-    assert queries.why_not_running(rig.txn, a).endswith("after 2 failures (step 1): boom.")
+    assert explain.why_not_running(rig.txn, a).endswith("after 2 failures (step 1): boom.")
     assert rig.journal(a)[1].argument[-1] == ["shop.py:3 in charge"]
     invariants.check(rig.txn)
 
@@ -122,7 +125,7 @@ def test_a_step_that_gives_up_keeps_the_frames_of_its_last_error() -> None:
     assert rig.load(a).step_failures == 0
 
 
-def test_attempts_that_come_to_nothing_are_remembered_and_go_with_the_invocation() -> None:
+def test_unsuccessful_attempts_are_kept_until_the_invocation_is_forgotten() -> None:
     rig = Rig()
     a, quiet = rig.invoke("a"), rig.invoke("quiet")
 

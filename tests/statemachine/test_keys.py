@@ -1,12 +1,12 @@
-"""One writer per key, in order of arrival; workflows run once; shared handlers wait for nobody."""
+"""One writer per key, in order of arrival; workflows run once; shared handlers never wait."""
 
 from typing import Any
 
 import pytest
 
-from holdfast.sdk.ids import partition_key, workflow_id
+from holdfast.sdk.ids import InvocationId, partition_key, workflow_id
 from holdfast.sdk.journal import Op
-from holdfast.statemachine import queries
+from holdfast.statemachine import explain, queries
 from holdfast.statemachine.commands import Cancel, FailAttempt, Invoke, Kill, Mode, Redispatch, Retry, SetState
 from holdfast.statemachine.effects import Reply, StartAttempt, Status
 from holdfast.statemachine.state import State
@@ -23,7 +23,7 @@ def test_exclusive_invocations_of_a_key_run_one_after_another_in_order_of_arriva
     assert rig.complete(second) == [Reply(second, RESULT), StartAttempt(third, 1)]
 
 
-def test_another_key_does_not_wait() -> None:
+def test_an_invocation_of_another_key_does_not_wait() -> None:
     rig = Rig()
     rig.invoke("a", key="k")
 
@@ -54,7 +54,7 @@ def test_a_key_stays_held_while_its_holder_backs_off_or_is_redispatched() -> Non
     assert (rig.status(a), rig.status(b)) == (Status.BACKING_OFF, Status.QUEUED)
 
 
-def test_who_is_cancelled_in_the_queue_leaves_it() -> None:
+def test_a_cancelled_invocation_leaves_the_queue_of_its_key() -> None:
     rig = Rig()
     a, b, c = (rig.invoke(name, key="k") for name in "abc")
 
@@ -64,7 +64,7 @@ def test_who_is_cancelled_in_the_queue_leaves_it() -> None:
     assert rig.complete(a)[-1] == StartAttempt(c, 1)
 
 
-def test_killing_the_holder_gives_the_key_to_the_next() -> None:
+def test_killing_the_holder_passes_the_key_to_the_next_in_line() -> None:
     rig = Rig()
     a, b = (rig.invoke(name, key="k") for name in "ab")
 
@@ -86,7 +86,7 @@ def test_a_scheduled_invocation_joins_the_queue_when_its_time_comes() -> None:
     assert rig.complete(next_one)[-1] == StartAttempt(late, 1)
 
 
-def test_an_object_that_holds_nothing_leaves_no_record() -> None:
+def test_an_idle_object_without_state_leaves_no_record() -> None:
     rig = Rig()
     a, b = (rig.invoke(name, key="k") for name in "ab")
 
@@ -123,7 +123,7 @@ def test_state_is_written_in_order_and_survives_its_writer() -> None:
     assert found is not None and (found.names, found.holder) == (1, b"")
 
 
-def test_clear_all_leaves_nothing() -> None:
+def test_clear_all_removes_every_entry_of_the_state() -> None:
     rig = Rig()
     a = rig.invoke("a", key="k")
     rig.step(a, Op.SET, ["x", b"1"])
@@ -134,14 +134,14 @@ def test_clear_all_leaves_nothing() -> None:
     assert rig.values("greeter", "k") == {}
 
 
-def test_a_shared_handler_that_writes_state_is_paused_for_somebody_to_see() -> None:
+def test_a_shared_handler_that_writes_state_is_paused_with_the_reason() -> None:
     rig = Rig()
     a = rig.invoke("a", key="k", mode=Mode.SHARED)
 
     rig.step(a, Op.SET, ["x", b"1"])
 
     assert rig.status(a) == Status.PAUSED
-    assert "exclusive handlers" in queries.why_not_running(rig.txn, a)
+    assert "exclusive handlers" in explain.why_not_running(rig.txn, a)
     assert rig.values("greeter", "k") == {}
 
 
@@ -154,7 +154,7 @@ def test_a_handler_without_a_key_has_no_state() -> None:
     assert rig.status(a) == Status.PAUSED
 
 
-def test_an_operator_edits_the_state_of_a_key_that_nobody_holds() -> None:
+def test_an_operator_can_edit_the_state_of_a_free_key() -> None:
     rig = Rig()
     a = rig.invoke("a", key="k")
     rig.step(a, Op.SET, ["x", b"1"])
@@ -168,7 +168,7 @@ def test_an_operator_edits_the_state_of_a_key_that_nobody_holds() -> None:
     assert rig.values("greeter", "k") == {"z": b"3"}
 
 
-def test_eager_state_says_whether_it_is_all() -> None:
+def test_eager_state_says_whether_it_is_complete() -> None:
     rig = Rig()
     rig.do(SetState("greeter", "k", {"a": b"x" * 50, "b": b"y" * 50}, False))
     found = queries.load_object(rig.txn, "greeter", "k")
@@ -178,11 +178,11 @@ def test_eager_state_says_whether_it_is_all() -> None:
     assert queries.eager_state(rig.txn, found.id, 100) == ({"a": b"x" * 50}, False)
 
 
-def test_why_it_is_queued_names_the_holder() -> None:
+def test_the_reason_for_queueing_names_the_holder_of_the_key() -> None:
     rig = Rig()
     a, _, c = (rig.invoke(name, key="k") for name in "abc")
 
-    sentence = queries.why_not_running(rig.txn, c)
+    sentence = explain.why_not_running(rig.txn, c)
 
     assert a.hex() in sentence and "with 1 other before it" in sentence
     assert partition_key("greeter", "k") == c[:4]
@@ -192,16 +192,16 @@ def test_why_it_is_queued_names_the_holder() -> None:
 
 
 def calls(
-    rig: Rig, caller: bytes, name: str, *, service: str, key: str | None, mode: int, op: int = Op.CALL
-) -> tuple[int, bytes]:
-    """A call of `caller`, and the invocation that it begins."""
+    rig: Rig, caller: InvocationId, name: str, *, service: str, key: str | None, mode: int, op: int = Op.CALL
+) -> tuple[int, InvocationId]:
+    """Record a call of `caller`, and return the invocation that it starts."""
     which = ident(name, service=service, key=key)
     child = Invoke(which, service, "go", key, mode, b"", {}, 0, caller, 0, HOUR_MS)
     argument: list[Any] = [service, "go", key, b"", {}]
     return rig.step(caller, op, [*argument, 0] if op == Op.SEND else argument, child=child), which
 
 
-def test_a_call_to_the_key_that_its_caller_holds_fails_with_the_cycle() -> None:
+def test_a_call_to_a_key_held_by_its_caller_fails_and_names_the_cycle() -> None:
     rig = Rig()
     a = rig.invoke("a", service="counter", key="a")
 
@@ -213,7 +213,7 @@ def test_a_call_to_the_key_that_its_caller_holds_fails_with_the_cycle() -> None:
     assert queries.load(rig.txn, b) is None
 
 
-def test_a_deadlock_through_a_chain_of_calls_is_found_where_it_closes() -> None:
+def test_a_deadlock_through_a_chain_of_calls_fails_the_call_that_closes_it() -> None:
     rig = Rig()
     a = rig.invoke("a", service="counter", key="a")
     _, b = calls(rig, a, "b", service="transfers", key="x", mode=Mode.EXCLUSIVE)
@@ -229,7 +229,7 @@ def test_a_deadlock_through_a_chain_of_calls_is_found_where_it_closes() -> None:
     ("key", "mode", "op"),
     [("a", Mode.SHARED, Op.CALL), ("b", Mode.EXCLUSIVE, Op.CALL), ("a", Mode.EXCLUSIVE, Op.SEND)],
 )
-def test_what_does_not_wait_for_a_key_of_its_callers_is_no_deadlock(key: str, mode: int, op: int) -> None:
+def test_a_call_that_does_not_wait_for_a_key_of_its_callers_is_no_deadlock(key: str, mode: int, op: int) -> None:
     rig = Rig()
     a = rig.invoke("a", service="counter", key="a")
 
@@ -251,7 +251,7 @@ def test_a_send_ends_the_chain_because_nobody_waits_for_it() -> None:
 
 def test_a_chain_is_bounded() -> None:
     rig = Rig()
-    last: bytes = rig.invoke("0", service="deep", key="0")
+    last = rig.invoke("0", service="deep", key="0")
     for n in range(1, 30):
         _, last = calls(rig, last, str(n), service="deep", key=str(n), mode=Mode.EXCLUSIVE)
     assert list(rig.load(last).chain) == [f"deep/{n}" for n in range(16)]
@@ -263,7 +263,7 @@ def test_a_chain_is_bounded() -> None:
     assert rig.journal(last)[far].outcome is None and rig.status(beyond) == Status.QUEUED
 
 
-def test_before_level_2_deadlocks_are_not_looked_for() -> None:
+def test_before_level_2_deadlocks_are_not_detected() -> None:
     rig = Rig()
     rig.state = State(0, 1, level=1)
     a = rig.invoke("a", service="counter", key="a")

@@ -27,7 +27,7 @@ LOGS = msgpack.unpackb(gzip.decompress((Path(__file__).parents[1] / "data" / "le
 
 
 @pytest.mark.parametrize("offset", range(len(LOGS)))
-def test_a_log_of_the_release_before_levels_gives_the_bytes_it_gave_then(offset: int) -> None:
+def test_a_log_from_before_levels_gives_the_same_bytes_as_then(offset: int) -> None:
     partition, partitions, log, digest = LOGS[offset]
     txn, state = Memory(), State(partition, partitions, level=FIRST)
 
@@ -44,7 +44,7 @@ def test_a_log_of_the_release_before_levels_gives_the_bytes_it_gave_then(offset:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_level_that_is_raised_in_the_middle_is_raised_at_the_same_entry_everywhere(seed: int) -> None:
+def test_every_replica_raises_the_level_at_the_same_entry(seed: int) -> None:
     txn, state = Memory(), State(0, 2, level=FIRST)
     now_ms, log = T0, []
     for offset, each in enumerate(seeds_of(seed, 400)):
@@ -76,7 +76,7 @@ def test_a_level_never_falls_and_a_later_one_stops_the_node() -> None:
         apply(state, T0, RaiseLevel(LEVEL + 1))
 
 
-def test_commands_of_a_later_release_stop_the_node_with_the_reason() -> None:
+def test_a_command_of_a_later_release_stops_the_node_with_the_reason() -> None:
     with pytest.raises(TooNew, match="command 99"):
         decode_command(msgpack.packb((99, "what", 1)))
     with pytest.raises(TooNew, match="Announce of 3 fields"):
@@ -89,13 +89,13 @@ def test_commands_of_a_later_release_stop_the_node_with_the_reason() -> None:
         )
 
 
-def test_fields_with_their_default_are_left_out_at_the_end_only() -> None:
+def test_only_trailing_fields_with_their_default_are_left_out() -> None:
     assert trimmed((1, 2, 0, None), (0, None)) == (1, 2)
     assert trimmed((1, 2, 0, 5), (0, None)) == (1, 2, 0, 5)
     assert trimmed((1, 2, 7, None), (0, None)) == (1, 2, 7)
 
 
-def test_the_record_of_a_partition_of_level_1_has_the_bytes_it_always_had() -> None:
+def test_the_record_of_a_partition_at_level_1_keeps_its_bytes() -> None:
     assert len(msgpack.unpackb(pack_meta(Meta()))) == 15
     assert unpack_meta(pack_meta(Meta(level=LEVEL))).level == LEVEL
     assert schema_of(FIRST) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.sdk.ids import InvocationId
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import FireTimers, Invoke, Mode, Purge, RaiseLevel
 from holdfast.statemachine.effects import Status
@@ -13,8 +14,8 @@ from tests.statemachine import invariants
 from tests.statemachine.rig import BOOM, HOUR_MS, T0, Rig, ident
 
 
-def names(rig: Rig, made: dict[bytes, str], wanted: Filter | None = None, limit: int = 3) -> list[str]:
-    """All that match, read in pages."""
+def names(rig: Rig, made: dict[InvocationId, str], wanted: Filter | None = None, limit: int = 3) -> list[str]:
+    """The names of all matching invocations, read in pages."""
     found: list[str] = []
     after: bytes | None = b""
     while after is not None:
@@ -26,9 +27,9 @@ def names(rig: Rig, made: dict[bytes, str], wanted: Filter | None = None, limit:
     return found
 
 
-def some(rig: Rig, count: int) -> dict[bytes, str]:
-    """One each second: m0 is the oldest."""
-    made: dict[bytes, str] = {}
+def some(rig: Rig, count: int) -> dict[InvocationId, str]:
+    """Create one invocation each second: m0 is the oldest."""
+    made: dict[InvocationId, str] = {}
     for number in range(count):
         made[rig.invoke(f"m{number}")] = f"m{number}"
         rig.now_ms += 1000
@@ -56,7 +57,7 @@ def test_pages_follow_each_other_from_the_newest_to_the_oldest() -> None:
     invariants.check(rig.txn)
 
 
-def test_new_invocations_do_not_disturb_a_page_that_is_being_read() -> None:
+def test_new_invocations_do_not_change_the_following_pages() -> None:
     rig = Rig()
     made = some(rig, 6)
     first = queries.newest(rig.txn, Filter(), b"", 3)
@@ -69,7 +70,7 @@ def test_new_invocations_do_not_disturb_a_page_that_is_being_read() -> None:
     assert [made[record.id] for record in (*first[0], *second[0])] == ["m5", "m4", "m3", "m2", "m1", "m0"]
 
 
-def test_what_is_older_than_the_index_is_added_in_slices_when_the_level_is_raised() -> None:
+def test_raising_the_level_indexes_older_invocations_in_slices() -> None:
     rig = Rig()
     rig.state = State(0, 1, level=1)
     made = some(rig, 10)

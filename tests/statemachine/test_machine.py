@@ -1,9 +1,9 @@
-"""An invocation from its beginning to its end, and what every command must keep."""
+"""An invocation from start to completion, and the properties that every command must keep."""
 
 import pytest
 
 from holdfast.sdk.journal import Op, unpack_step
-from holdfast.statemachine import machine, queries
+from holdfast.statemachine import explain, machine, queries
 from holdfast.statemachine.commands import NUMBERS, Announce, FailAttempt, Invoke, Mode, Pause, Redispatch, Retry
 from holdfast.statemachine.effects import (
     AbortAttempt,
@@ -36,7 +36,7 @@ def test_an_invocation_runs_at_once_with_what_its_first_attempt_needs() -> None:
     assert queries.journal(rig.txn, a, 0, 10) == [effect.first.input]
 
 
-def test_an_id_that_is_known_changes_nothing() -> None:
+def test_invoking_a_known_id_changes_nothing() -> None:
     rig = Rig()
     a = rig.invoke("a")
     rig.step(a, Op.RUN, ["x"], RESULT)
@@ -48,7 +48,7 @@ def test_an_id_that_is_known_changes_nothing() -> None:
     assert queries.digest(rig.txn) == before
 
 
-def test_an_id_that_is_completed_is_answered_with_its_outcome() -> None:
+def test_invoking_a_completed_id_returns_its_outcome() -> None:
     rig = Rig()
     a = rig.invoke("a")
     rig.complete(a)
@@ -84,7 +84,7 @@ def test_an_idempotency_key_is_refused_for_another_body_also_after_completion() 
     assert rig.result.code == 0, "it was forgotten: the key is free again"
 
 
-def test_bodies_are_compared_only_where_both_are_known_under_the_same_idempotency_key() -> None:
+def test_bodies_are_compared_only_if_both_are_known_under_the_same_idempotency_key() -> None:
     rig = Rig()
     rig.invoke("old")
     rig.do(request("a"))
@@ -119,7 +119,7 @@ def test_a_step_is_acknowledged_when_it_is_journaled() -> None:
     assert rig.load(a).deployment == "dp_1"
 
 
-def test_completion_answers_whoever_waits_and_keeps_the_outcome() -> None:
+def test_completion_answers_all_waiters_and_keeps_the_outcome() -> None:
     rig = Rig()
     a = rig.invoke("a")
 
@@ -165,7 +165,7 @@ def test_a_call_runs_its_child_and_gets_its_outcome() -> None:
     assert rig.journal(a)[index].argument == ["greeter", "help", None, None, None, child.id]
 
 
-def test_the_time_of_the_state_never_goes_back() -> None:
+def test_the_clock_of_the_state_never_goes_back() -> None:
     rig = Rig()
     rig.do(Announce(1, "n1"))
     rig.now_ms -= 5000
@@ -191,8 +191,8 @@ def test_failed_attempts_back_off_and_are_paused_in_the_end() -> None:
 
     assert delays == [100, 200, 250]
     assert (rig.status(a), rig.armed) == (Status.PAUSED, [])
-    assert "boom" in queries.why_not_running(rig.txn, a)
-    assert "after 4 failed attempts" in queries.why_not_running(rig.txn, a)
+    assert "boom" in explain.why_not_running(rig.txn, a)
+    assert "after 4 failed attempts" in explain.why_not_running(rig.txn, a)
 
 
 def test_one_failed_attempt_is_named_in_the_singular() -> None:
@@ -203,9 +203,9 @@ def test_one_failed_attempt_is_named_in_the_singular() -> None:
     rig.do(FailAttempt(b, 1, BOOM, Retry(), 0, 0, True))
     rig.do(Pause(c))
 
-    assert "after 1 failed attempt." in queries.why_not_running(rig.txn, a)
-    assert "paused after 1 failed attempt and" in queries.why_not_running(rig.txn, b)
-    assert queries.why_not_running(rig.txn, c) == "It is paused and waits for an operator."
+    assert "after 1 failed attempt." in explain.why_not_running(rig.txn, a)
+    assert "paused after 1 failed attempt and" in explain.why_not_running(rig.txn, b)
+    assert explain.why_not_running(rig.txn, c) == "It is paused and waits for an operator."
 
 
 @pytest.mark.parametrize("message", ["no seats", "SoldOut: no seats"])
@@ -215,4 +215,4 @@ def test_the_kind_of_a_failure_is_said_once(message: str) -> None:
 
     rig.do(FailAttempt(a, 1, [1, 500, message, "SoldOut"], Retry(), 0, 0, True))
 
-    assert queries.why_not_running(rig.txn, a).endswith("The last failure: SoldOut: no seats")
+    assert explain.why_not_running(rig.txn, a).endswith("The last failure: SoldOut: no seats")

@@ -1,4 +1,4 @@
-"""States of several partitions fit together or not: what the marks say is compared with what becomes of the messages."""
+"""Whether states of several partitions fit together: the verdict of the marks is compared with the fate of the messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.sdk.ids import partition_of
+from holdfast.sdk.ids import InvocationId, partition_of
 from holdfast.statemachine import outbox, queries
 from holdfast.statemachine.commands import Deliver, Invoke, Mode, TrimOutbox
 from holdfast.statemachine.marks import Marks, read_marks, why_not_together
@@ -18,7 +18,7 @@ from tests.statemachine.rig import HOUR_MS, Rig, ident
 HERE, THERE = 0, 1
 
 
-def test_without_messages_everything_fits() -> None:
+def test_marks_without_messages_always_fit() -> None:
     assert why_not_together({0: Marks({}, {}, {}), 1: Marks({}, {}, {})}) is None
     assert why_not_together({}) is None
 
@@ -35,7 +35,7 @@ def test_without_messages_everything_fits() -> None:
         (2, 6, 5, False),
     ],
 )
-def test_the_receiver_is_between_what_was_forgotten_and_what_was_sent(
+def test_the_mark_of_the_receiver_lies_between_trimmed_and_sent(
     trimmed: int, taken: int, sent: int, fits: bool
 ) -> None:
     source = Marks({THERE: sent}, {}, {THERE: trimmed})
@@ -45,7 +45,7 @@ def test_the_receiver_is_between_what_was_forgotten_and_what_was_sent(
     assert (why_not_together({THERE: target, HERE: source}) is None) == fits
 
 
-def test_a_pair_that_does_not_fit_is_found_among_many() -> None:
+def test_one_unfit_pair_is_found_among_many() -> None:
     fine = {number: Marks({}, {}, {}) for number in range(5)}
     wrong = {**fine, 3: Marks({4: 7}, {}, {4: 7}), 4: Marks({}, {3: 6}, {})}
 
@@ -56,7 +56,7 @@ def test_a_pair_that_does_not_fit_is_found_among_many() -> None:
 
 
 class Source(Rig):
-    """A partition that sends invocations to the other one, each by a name of its own."""
+    """A partition that sends invocations to the other one, each under its own name."""
 
     def send(self, name: str) -> None:
         self.state.begin(self.txn)
@@ -65,7 +65,7 @@ class Source(Rig):
         self.state.take_effects()
 
 
-def there(name: str) -> bytes:
+def there(name: str) -> InvocationId:
     """An id in the other partition."""
     return next(found for number in itertools.count() if partition_of(found := ident(f"{name} {number}"), 2) == THERE)
 
@@ -85,8 +85,8 @@ def test_marks_are_read_from_the_state() -> None:
     assert read_marks(source.txn).trimmed == {THERE: 4}, "an empty outbox: everything that was sent"
 
 
-def test_states_that_fit_lose_and_double_nothing_and_all_others_do() -> None:
-    """Every pair of moments of a history is gone on from: the marks must say what then happens to the messages."""
+def test_exactly_the_states_that_fit_lose_and_repeat_no_message() -> None:
+    """Continue from every pair of moments of a history: the marks must predict what happens to the messages."""
     verdicts = {True: 0, False: 0}
     sources, targets = histories()
     for (sent, source), target in itertools.product(sources, targets):
@@ -100,7 +100,7 @@ def test_states_that_fit_lose_and_double_nothing_and_all_others_do() -> None:
 
 
 def histories() -> tuple[list[tuple[list[str], Memory]], list[Memory]]:
-    """The source after each of its changes with what it had sent by then, and the target after each of its own."""
+    """The source after each of its changes, with the names sent by then, and the target after each of its own."""
     source, target = Source(HERE, 2), Rig(THERE, 2)
     sent: list[str] = []
     sources, targets = [(list(sent), copy.deepcopy(source.txn))], [copy.deepcopy(target.txn)]
@@ -121,7 +121,7 @@ def histories() -> tuple[list[tuple[list[str], Memory]], list[Memory]]:
 
 
 def go_on(source_txn: Memory, target_txn: Memory) -> list[str]:
-    """The names that arrived in the end, when the source has sent one more."""
+    """Send one more name from the source, and return the names that arrived in the end."""
     source, target = Source(HERE, 2), Rig(THERE, 2)
     source.txn, target.txn = copy.deepcopy(source_txn), copy.deepcopy(target_txn)
     source.send("new")

@@ -1,4 +1,4 @@
-"""Who holds which partition: how it is founded, and that changes one at a time end where they should."""
+"""The placement of partitions: the first one, and that single changes lead to the right one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def founded(zones: dict[str, str], partitions: int = 8, replication: int = 3) ->
 
 
 def settle(membership: Membership, ready: set[str] | None = None, present: set[str] | None = None) -> int:
-    """Carry out changes until there is none. How many there were."""
+    """Carry out changes until none is left, and return their number."""
     names = {name for name, node in membership.nodes.items() if node.state != REMOVED} if ready is None else ready
     for count in range(1000):
         for number, replicas in membership.table.items():
@@ -50,14 +50,14 @@ def loads(membership: Membership) -> Counter[str]:
     return Counter(name for replicas in membership.table.values() for name in replicas.members)
 
 
-def test_three_nodes_hold_everything() -> None:
+def test_with_three_nodes_each_holds_every_partition() -> None:
     membership = founded({"n1": "", "n2": "", "n3": ""})
 
     assert {replicas.members for replicas in membership.table.values()} == {("n1", "n2", "n3")}
     assert settle(membership) == 0
 
 
-def test_the_only_replica_of_a_partition_moves_by_way_of_two() -> None:
+def test_a_partition_with_one_replica_has_two_while_it_moves() -> None:
     membership = founded({"n1": "", "n2": ""}, partitions=2, replication=1)
     assert loads(membership) == {"n1": 1, "n2": 1}
     membership.set_state(SetNodeState("n2", LEAVING))
@@ -73,14 +73,14 @@ def test_five_nodes_share_the_partitions_evenly() -> None:
     assert settle(membership) == 0
 
 
-def test_replicas_of_a_partition_stand_in_different_zones() -> None:
+def test_the_replicas_of_a_partition_are_in_different_zones() -> None:
     membership = founded({"a1": "a", "a2": "a", "b1": "b", "b2": "b", "c1": "c", "c2": "c"}, partitions=12)
 
     for replicas in membership.table.values():
         assert {name[0] for name in replicas.members} == {"a", "b", "c"}
 
 
-def test_new_nodes_take_their_share() -> None:
+def test_new_nodes_get_their_share_of_the_partitions() -> None:
     membership = founded({"n1": "", "n2": "", "n3": ""}, partitions=10)
     membership.put(PutNode("n4", "", "n4:1"))
     membership.put(PutNode("n5", "", "n5:1"))
@@ -89,14 +89,14 @@ def test_new_nodes_take_their_share() -> None:
     assert max(loads(membership).values()) - min(loads(membership).values()) <= 1
 
 
-def test_a_node_that_is_not_ready_is_given_nothing() -> None:
+def test_a_node_that_is_not_ready_gets_no_replicas() -> None:
     membership = founded({"n1": "", "n2": "", "n3": ""})
     membership.put(PutNode("n4", "", "n4:1"))
 
     assert settle(membership, ready={"n1", "n2", "n3"}) == 0
 
 
-def test_a_live_replica_is_not_traded_for_a_newcomer_while_a_dead_one_stays() -> None:
+def test_a_live_replica_is_not_moved_to_a_new_node_while_another_is_dead() -> None:
     membership = founded({"n1": "", "n2": "", "n3": ""})
     membership.put(PutNode("n4", "", "n4:1"))
     present = {"n1", "n2", "n4"}
@@ -108,7 +108,7 @@ def test_a_live_replica_is_not_traded_for_a_newcomer_while_a_dead_one_stays() ->
     assert {replicas.members for replicas in membership.table.values()} == {("n1", "n2", "n4")}
 
 
-def test_the_newcomer_gets_its_share_when_the_dead_one_is_back() -> None:
+def test_a_new_node_gets_its_share_when_the_dead_one_is_back() -> None:
     membership = founded({"n1": "", "n2": "", "n3": ""})
     membership.put(PutNode("n4", "", "n4:1"))
     assert settle(membership, ready={"n4"}, present={"n1", "n2", "n4"}) == 0
@@ -127,7 +127,7 @@ def test_a_partition_short_of_replicas_gets_one_although_another_is_dead() -> No
     assert after == ("n1", "n2", "n3")
 
 
-def test_the_dead_one_goes_first_where_one_is_too_many_or_several_leave() -> None:
+def test_a_dead_replica_is_removed_first_if_there_are_too_many_or_several_leave() -> None:
     membership = founded({"n1": "", "n2": "", "n3": "", "n4": ""}, partitions=1, replication=4)
     membership.replication = 3
     assert next_change(membership, 0, ready=(), present={"n1", "n2", "n4"}) == ("n1", "n2", "n4")
@@ -140,7 +140,7 @@ def test_the_dead_one_goes_first_where_one_is_too_many_or_several_leave() -> Non
     assert after == (members[0], members[2], "n4")
 
 
-def test_a_removed_node_is_replaced_and_without_a_replacement_given_up() -> None:
+def test_a_removed_node_is_replaced_or_dropped_if_there_is_no_replacement() -> None:
     membership = founded({"n1": "", "n2": "", "n3": "", "n4": ""})
     membership.set_state(SetNodeState("n2", REMOVED))
     settle(membership)
@@ -155,7 +155,7 @@ def test_a_removed_node_is_replaced_and_without_a_replacement_given_up() -> None
     assert {replicas.members for replicas in membership.table.values()} == {("n1", "n4", "n5")}
 
 
-def test_a_draining_node_keeps_its_replicas_and_is_given_no_more() -> None:
+def test_a_draining_node_keeps_its_replicas_and_gets_no_more() -> None:
     membership = founded({"n1": "", "n2": "", "n3": ""})
     membership.set_state(SetNodeState("n1", DRAINING))
     assert settle(membership) == 0
@@ -165,7 +165,7 @@ def test_a_draining_node_keeps_its_replicas_and_is_given_no_more() -> None:
     assert loads(membership)["n1"] <= 8
 
 
-def test_a_better_zone_is_moved_to() -> None:
+def test_a_replica_moves_to_a_better_zone() -> None:
     membership = founded({"a1": "a", "a2": "a", "a3": "a"}, partitions=4)
     membership.put(PutNode("b1", "b", "b1:1"))
     membership.put(PutNode("c1", "c", "c1:1"))
@@ -176,7 +176,7 @@ def test_a_better_zone_is_moved_to() -> None:
         assert {name[0] for name in replicas.members} == {"a", "b", "c"}
 
 
-def test_the_last_node_stays_and_a_removed_name_is_not_used_again() -> None:
+def test_the_last_node_cannot_be_removed_and_a_removed_name_is_not_reused() -> None:
     membership = founded({"n1": "", "n2": ""})
     assert membership.set_state(SetNodeState("n1", REMOVED)).code == 0
 
@@ -186,7 +186,7 @@ def test_the_last_node_stays_and_a_removed_name_is_not_used_again() -> None:
     assert membership.set_state(SetNodeState("n9", DRAINING)).code == 404
 
 
-def test_late_news_of_a_partition_change_nothing() -> None:
+def test_late_reports_of_a_partition_change_nothing() -> None:
     membership = founded({"n1": "", "n2": "", "n3": ""})
     assert membership.assign(AssignPartition(0, ["n3", "n1"], 2)).code == 0
 
@@ -197,7 +197,7 @@ def test_late_news_of_a_partition_change_nothing() -> None:
 
 
 @given(st.data())
-def test_whatever_happens_to_nodes_the_changes_come_to_an_end(data: st.DataObject) -> None:
+def test_changes_of_members_always_finish(data: st.DataObject) -> None:
     zones = data.draw(st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from(["", "x", "y", "z"]), min_size=1))
     membership = founded(zones, partitions=5, replication=data.draw(st.integers(1, 5)))
     for _ in range(data.draw(st.integers(0, 6))):

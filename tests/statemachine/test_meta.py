@@ -7,7 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.statemachine import meta
+from holdfast.statemachine.access import ROLES, CreateToken, NoteTokenUse, RevokeToken, RotateToken
+from holdfast.statemachine.audit import Act, RecordActs
 from holdfast.statemachine.effects import Result
+from holdfast.statemachine.identity import AddIdentityKey, RetireIdentityKey
 from holdfast.statemachine.levels import FIRST, LEVEL
 from holdfast.statemachine.members import STATES, AssignPartition, PutNode, SetNodeState
 from holdfast.statemachine.meta import (
@@ -45,7 +48,7 @@ def state_after(*commands: MetaCommand) -> MetaState:
     return state
 
 
-def test_the_first_founding_counts() -> None:
+def test_only_the_first_founding_counts() -> None:
     state = state_after(FoundCluster("demo", 8))
 
     outcome = meta.apply(state, 2, FoundCluster("other", 64))
@@ -76,11 +79,11 @@ def test_a_cluster_made_from_another_knows_its_deployments_and_none_of_its_nodes
 
 
 def copied(command: MetaCommand) -> MetaCommand:
-    """As it arrives through the log."""
+    """The command as it arrives through the log."""
     return meta.decode(meta.encode(Proposal(b"origin", 1, 1000, command))).command
 
 
-def test_a_cluster_is_made_once_and_only_when_its_deployments_are_there() -> None:
+def test_a_cluster_is_restored_once_and_only_with_its_deployments() -> None:
     *deployments, cluster = meta.restored(
         state_after(register(OLD), register(NEW)), cluster="new", placement=[["m1"]], replication=1
     )
@@ -118,14 +121,14 @@ def test_the_same_uri_and_manifest_change_nothing() -> None:
 
 
 def upgraded(protocol: list[int], level: int = 2) -> tuple[MetaState, meta.Outcome]:
-    """A deployment whose SDK was upgraded, with the same services, registers again."""
+    """Register a deployment again after an upgrade of its SDK, with the same services."""
     state = state_after(register(OLD, id_="dp_1")._replace(protocol=[1, 2]))
     state.level = level
     return state, meta.apply(state, 2, register(OLD, id_="dp_2")._replace(sdk="sdk/2", protocol=protocol))
 
 
 @pytest.mark.parametrize("protocol", [[1, 2], [1, 3]], ids=["the same versions", "a further version"])
-def test_another_release_of_the_sdk_with_the_same_manifest_is_the_same_deployment(protocol: list[int]) -> None:
+def test_an_upgraded_sdk_with_the_same_manifest_is_the_same_deployment(protocol: list[int]) -> None:
     state, outcome = upgraded(protocol)
 
     assert outcome == (Result(200, "unchanged"), "dp_1", ())
@@ -134,14 +137,14 @@ def test_another_release_of_the_sdk_with_the_same_manifest_is_the_same_deploymen
 
 
 @pytest.mark.parametrize("protocol", [[2, 3], [1, 1]], ids=["without the oldest", "without the newest"])
-def test_a_release_of_the_sdk_that_lacks_a_version_of_before_is_another_manifest(protocol: list[int]) -> None:
+def test_an_sdk_that_dropped_a_protocol_version_has_another_manifest(protocol: list[int]) -> None:
     state, outcome = upgraded(protocol)
 
     assert (outcome.result.code, outcome.differences) == (409, ("the way to reach it changed",))
     assert state.deployments["dp_1"].sdk == "sdk/1"
 
 
-def test_at_level_1_another_release_of_the_sdk_is_another_manifest_as_it_was_then() -> None:
+def test_at_level_1_an_upgraded_sdk_has_another_manifest_as_in_that_release() -> None:
     state, outcome = upgraded([1, 2], level=1)
 
     assert outcome.result.code == 409 and state.deployments["dp_1"].sdk == "sdk/1"
@@ -194,7 +197,7 @@ def test_a_changed_schema_or_option_is_named_in_the_difference() -> None:
          "a/x: was public, is private"),
     ],
 )  # fmt: skip
-def test_what_would_break_callers_is_refused_with_the_difference(
+def test_a_registration_that_breaks_callers_is_refused_with_the_difference(
     before: Service, after: Service, difference: str
 ) -> None:
     state = state_after(register(OLD, before))
@@ -207,7 +210,7 @@ def test_what_would_break_callers_is_refused_with_the_difference(
     assert forced.result.code == 0
 
 
-def test_a_new_handler_and_an_unrelated_service_break_nobody() -> None:
+def test_a_new_handler_and_an_unrelated_service_break_no_caller() -> None:
     state = state_after(register(OLD, service("a"), service("b")))
 
     outcome = meta.apply(
@@ -230,7 +233,7 @@ def test_the_newest_deployment_of_a_service_is_removed_only_by_force() -> None:
     assert state.current("trips") is None and state.offers == {}
 
 
-def test_after_a_forced_removal_the_revision_before_is_current_again_and_numbers_go_on() -> None:
+def test_after_a_forced_removal_the_previous_revision_is_current_and_numbers_continue() -> None:
     state = state_after(register(OLD, id_="dp_1"), register(NEW, id_="dp_2"), RemoveDeployment("dp_2", force=True))
     assert (current := state.current("trips")) is not None and current.id == "dp_1"
 
@@ -239,7 +242,7 @@ def test_after_a_forced_removal_the_revision_before_is_current_again_and_numbers
     assert state.deployments["dp_3"].revisions == {"trips": 3}
 
 
-def test_removing_what_is_not_there_is_a_404() -> None:
+def test_removing_an_unknown_deployment_is_a_404() -> None:
     assert meta.apply(MetaState(), 1, RemoveDeployment("dp_9", force=True)).result.code == 404
 
 
@@ -293,23 +296,68 @@ commands: st.SearchStrategy[MetaCommand] = st.one_of(
         force=st.booleans(),
     ),
     st.builds(RemoveDeployment, id=st.just("dp"), force=st.booleans()),
+    st.builds(
+        CreateToken,
+        id=names,
+        name=names,
+        roles=st.lists(st.sampled_from([*ROLES, "none"]), max_size=3),
+        services=st.lists(names, max_size=2),
+        digest=st.binary(min_size=31, max_size=32),
+        created_by=names,
+        expires_ms=st.integers(0, 30),
+    ),
+    st.builds(RotateToken, id=names, digest=st.binary(min_size=31, max_size=32), old_until_ms=st.integers(0, 30)),
+    st.builds(RevokeToken, id=names),
+    st.builds(
+        RecordActs,
+        batch=st.binary(min_size=1, max_size=1),
+        acts=st.lists(
+            st.builds(
+                Act,
+                *(st.integers(0, 30), names, names, names, names, names, names, names),
+                targets=st.dictionaries(names, names, max_size=2),
+                status=st.integers(0, 599),
+                error=names,
+                unrecorded=st.integers(0, 3),
+            ),
+            min_size=1,
+            max_size=3,
+        ),
+    ),
+    st.builds(NoteTokenUse, used_ms=st.dictionaries(names, st.integers(0, 30), max_size=3)),
+    st.builds(
+        AddIdentityKey,
+        id=st.sampled_from(["k1", "k2", "k3"]),
+        public=st.just(b"p" * 32),
+        private=st.binary(min_size=31, max_size=32),
+        known=st.lists(st.sampled_from(["k1", "k2", "k3"]), max_size=2),
+    ),
+    st.builds(RetireIdentityKey, id=st.sampled_from(["k1", "k2", "k3"])),
 )
 
 
 @given(st.lists(commands, max_size=20), st.integers(0, 19))
-def test_any_log_gives_the_same_state_live_from_bytes_and_from_a_copy(log: list[MetaCommand], copied_at: int) -> None:
+def test_any_log_gives_the_same_state_live_from_bytes_and_from_a_snapshot(
+    log: list[MetaCommand], copied_at: int
+) -> None:
     live, replayed = MetaState(), MetaState()
     for number, command in enumerate(log):
         if isinstance(command, RemoveDeployment) and live.deployments:
             command = command._replace(id=min(live.deployments))
         raw = meta.encode(Proposal(b"origin", number, number, command))
         if number == copied_at:
+            left_out = replayed
             replayed = meta.decode_state(meta.encode_state(replayed))
+            replayed.tokens, replayed.trail = left_out.tokens, left_out.trail
+            replayed.identity = left_out.identity
 
         first: Outcome = meta.apply(live, number, command)
         second = meta.apply(replayed, number, meta.decode(raw).command)
 
         assert first == second
+        assert live.tokens.by_id == replayed.tokens.by_id
+        assert live.trail.newest_first() == replayed.trail.newest_first()
+        assert live.identity.keys == replayed.identity.keys
         assert meta.encode_state(live) == meta.encode_state(replayed)
         for name, offers in live.offers.items():
             assert offers and len(set(offers)) == len(offers)

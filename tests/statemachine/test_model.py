@@ -1,5 +1,6 @@
-"""Whatever is lost, doubled or killed: every program ends as the model says, each journaled run happened, no run at most
-once happened twice, writers of a key took turns, senders were heard in order, nothing is left over, replicas are equal."""
+"""Whatever is lost, duplicated or killed: every program ends as the model predicts, each journaled run happened, no
+at-most-once run happened twice, writers of a key took turns, messages of a sender arrived in order, nothing is left over,
+and replicas are equal."""
 
 from collections import defaultdict
 
@@ -14,8 +15,8 @@ from tests.statemachine import invariants
 from tests.statemachine.found import objects_in
 from tests.statemachine.simulation import PARTITIONS, Simulation
 
-#: Seeds that once showed a defect stay here: two runs in doubt that never came to an end (25), a retry told twice that
-#: reported a run which had its outcome (237, 598, 601, 1038), a retry told by the journal and by a frame (5808).
+#: Seeds that once found a defect stay here: two runs in doubt that never finished (25), a repeated order to retry that
+#: reported a run with an outcome (237, 598, 601, 1038), an order to retry from both the journal and a frame (5808).
 REGRESSIONS = [25, 237, 598, 601, 1038, 5808]
 
 
@@ -30,18 +31,18 @@ def check(simulation: Simulation) -> None:
 
 
 def tables_checked(simulation: Simulation) -> None:
-    """Everything completed and its retention passed: nothing but object state is left."""
+    """After completion and retention, only object state is left."""
     for partition in simulation.partitions:
         invariants.check(partition.txn)
         left = {key[:1] for key, _ in partition.txn.scan(b"\x01", b"\xff")}
         allowed = {tables.META, tables.SERVICE, tables.OBJECT, tables.VALUE, tables.SENT, tables.TAKEN}
-        allowed |= {tables.LARGE, tables.BLOB, tables.CHUNK}  # and what object state refers to
+        allowed |= {tables.LARGE, tables.BLOB, tables.CHUNK}  # and the values that object state refers to
         assert left <= allowed, left - allowed
         assert replayed(simulation, partition.number) == queries.digest(partition.txn), "replicas are equal"
 
 
 def replayed(simulation: Simulation, number: int) -> bytes:
-    """The digest of a replica that cut the same log into other transactions, and lost its memory now and then."""
+    """The digest of a replica that applied the same log in other transactions, and dropped its decoded records at times."""
     txn, state = Memory(), State(number, PARTITIONS)
     log = simulation.partitions[number].log
     begin = 0
@@ -75,8 +76,8 @@ def test_programs_end_as_the_model_says(block: int) -> None:
 
 
 @pytest.mark.parametrize("seed", REGRESSIONS)
-def test_a_seed_that_showed_a_defect_does_not_any_more(seed: int) -> None:
-    simulation = Simulation(seed, large=0.0)  # As it was then: what is drawn must be the same.
+def test_a_seed_that_found_a_defect_passes(seed: int) -> None:
+    simulation = Simulation(seed, large=0.0, sliced=False)  # As it was then, so that the same numbers are drawn.
     simulation.run()
     check(simulation)
 

@@ -1,16 +1,16 @@
-"""What operators and other invocations do to one: cancel, kill, pause, resume, restart, purge; and how it is forgotten."""
+"""Operations on an invocation: cancel, kill, pause, resume, restart and purge; and how it is forgotten."""
 
 from datetime import UTC, datetime
 from random import Random
 
-from holdfast.sdk.ids import format_id, workflow_id
+from holdfast.sdk.ids import InvocationId, format_id, workflow_id
 from holdfast.sdk.journal import (
     CANCELLED,
     KILLED,
     Op,
     pack_outcome,
 )
-from holdfast.statemachine import queries
+from holdfast.statemachine import queries, texts
 from holdfast.statemachine.commands import (
     Cancel,
     Complete,
@@ -46,7 +46,7 @@ from tests.statemachine.rig import BOOM, HOUR_MS, RESULT, Rig, failure, ident
 CANCELLATION = pack_outcome(CANCELLED)
 
 
-def call(rig: Rig, caller: bytes, name: str) -> tuple[int, bytes]:
+def call(rig: Rig, caller: InvocationId, name: str) -> tuple[int, InvocationId]:
     child = Invoke(ident(name), "greeter", "help", None, Mode.PLAIN, b"", {}, 0, None, 0, HOUR_MS)
     return rig.step(caller, Op.CALL, ["greeter", "help", None, b"", {}], child=child), child.id
 
@@ -74,7 +74,7 @@ def test_cancelling_fails_everything_an_invocation_waits_for() -> None:
     assert queries.next_due(rig.txn) is None
 
 
-def test_cancelling_goes_down_the_tree_of_calls() -> None:
+def test_cancelling_an_invocation_cancels_its_tree_of_calls() -> None:
     rig = Rig()
     a = rig.invoke("a")
     index, b = call(rig, a, "b")
@@ -103,7 +103,7 @@ def test_cancelling_code_that_waits_for_nothing_fails_its_next_wait() -> None:
     assert not rig.load(a).cancelled
 
 
-def test_a_cancellation_that_comes_before_the_output_begins_another_attempt() -> None:
+def test_a_cancellation_before_the_output_starts_another_attempt() -> None:
     rig = Rig()
     a = rig.invoke("a")
     rig.step(a, Op.RUN, ["hotel"], RESULT)
@@ -118,7 +118,7 @@ def test_a_cancellation_that_comes_before_the_output_begins_another_attempt() ->
     assert rig.outcome(a) == RESULT, "the code knew, and completes as it likes"
 
 
-def test_an_output_of_an_sdk_that_cannot_notice_a_cancellation_any_more_counts() -> None:
+def test_an_output_counts_if_its_sdk_could_not_notice_the_cancellation() -> None:
     rig = Rig()
     old, failed = rig.invoke("a"), rig.invoke("b")
     rig.do(Cancel(old))
@@ -153,7 +153,7 @@ def test_a_run_in_progress_is_not_interrupted_but_its_retry_is() -> None:
     assert not rig.load(a).cancelled
 
 
-def test_cancelling_wakes_what_is_suspended_backs_off_or_is_paused() -> None:
+def test_cancelling_wakes_suspended_paused_and_backing_off_invocations() -> None:
     rig = Rig()
     suspended, backing_off, paused = (rig.invoke(name) for name in "abc")
     rig.do(SuspendAttempt(suspended, 1, [rig.step(suspended, Op.SLEEP, [HOUR_MS])]))
@@ -167,7 +167,7 @@ def test_cancelling_wakes_what_is_suspended_backs_off_or_is_paused() -> None:
     assert rig.pass_time(HOUR_MS) == []
 
 
-def test_what_has_not_begun_is_completed_as_cancelled() -> None:
+def test_an_invocation_cancelled_before_it_starts_is_completed_as_cancelled() -> None:
     rig = Rig()
     rig.invoke("holder", key="k")
     queued = rig.invoke("queued", key="k")
@@ -214,8 +214,9 @@ def test_killing_ends_an_invocation_and_its_calls_at_once() -> None:
 
 def test_a_deep_tree_of_calls_is_killed_without_deep_recursion() -> None:
     rig = Rig()
+    rig.do(SetLimits(100, 1 << 20, 10_000, 1 << 30, call_depth_max=10_000))
     first = rig.invoke("0")
-    which: bytes = first
+    which = first
     for number in range(1, 2000):
         _, which = call(rig, which, str(number))
 
@@ -267,7 +268,7 @@ def test_resuming_can_move_an_invocation_to_another_deployment() -> None:
     assert queries.statistics(rig.txn).deployments == {}
 
 
-def test_resuming_ends_a_backoff_early_and_forgives_what_failed() -> None:
+def test_resuming_ends_a_backoff_early_and_clears_the_failures() -> None:
     rig = Rig()
     a = rig.invoke("a")
     rig.do(FailAttempt(a, 1, BOOM, Retry(), 0, 0, False))
@@ -277,7 +278,7 @@ def test_resuming_ends_a_backoff_early_and_forgives_what_failed() -> None:
     assert rig.pass_time(HOUR_MS) == []
 
 
-def test_progress_forgives_failed_attempts_but_a_lost_attempt_does_not() -> None:
+def test_progress_clears_failed_attempts_but_a_lost_attempt_does_not() -> None:
     rig = Rig()
     a = rig.invoke("a")
     rig.do(FailAttempt(a, 1, BOOM, Retry(), 0, 0, False))
@@ -335,7 +336,7 @@ def test_restarting_from_a_step_keeps_what_came_before_it() -> None:
     assert rig.step(b, Op.RUN, ["y"], RESULT) == 2
 
 
-def test_restarting_is_refused_where_an_outcome_would_never_come() -> None:
+def test_restarting_is_refused_if_an_outcome_would_never_arrive() -> None:
     rig = Rig()
     a = rig.invoke("a")
     rig.step(a, Op.AWAKEABLE)
@@ -343,14 +344,14 @@ def test_restarting_is_refused_where_an_outcome_would_never_come() -> None:
     rig.complete(a, BOOM)
 
     rig.do(Restart(a, ident("b"), 3, None))
-    assert rig.result.code == 409 and "step 1 never had an outcome" in rig.result.message
+    assert rig.result.code == 409 and "step 1 has no outcome" in rig.result.message
     rig.do(Restart(a, ident("b"), 9, None))
     assert rig.result.code == 409
     rig.do(Restart(a, ident("b"), 1, None))
     assert rig.result.code == 0
 
 
-def test_a_workflow_is_restarted_in_its_place_and_its_zombie_stays_fenced() -> None:
+def test_a_workflow_is_restarted_in_place_and_its_old_attempt_stays_fenced() -> None:
     rig = Rig()
     main = workflow_id("signup", "ann")
     rig.do(Invoke(main, "signup", "run", "ann", Mode.WORKFLOW, b"", {}, 0, None, -1, HOUR_MS))
@@ -374,7 +375,7 @@ def test_a_workflow_is_restarted_in_its_place_and_its_zombie_stays_fenced() -> N
     assert rig.journal(main)[1].outcome is None
 
 
-def test_a_restart_in_place_that_is_asked_for_twice_happens_once() -> None:
+def test_a_repeated_restart_in_place_happens_once() -> None:
     rig = Rig()
     main = workflow_id("signup", "ann")
     rig.do(Invoke(main, "signup", "run", "ann", Mode.WORKFLOW, b"", {}, 0, None, -1, HOUR_MS))
@@ -434,7 +435,7 @@ def test_a_long_journal_is_forgotten_piece_by_piece() -> None:
     assert queries.next_due(rig.txn) is None
 
 
-def test_when_there_is_too_much_those_go_first_whose_time_is_next() -> None:
+def test_beyond_the_limit_the_invocations_that_expire_next_are_forgotten_first() -> None:
     rig = Rig()
     rig.do(SetLimits(100, 1 << 20, 2, 1 << 30))
     kept_long, soon, later = (
@@ -450,7 +451,7 @@ def test_when_there_is_too_much_those_go_first_whose_time_is_next() -> None:
     assert [queries.load(rig.txn, each) is None for each in (kept_long, soon, later)] == [False, True, False]
 
 
-def test_bytes_of_completed_invocations_are_bounded_too() -> None:
+def test_the_bytes_of_completed_invocations_are_bounded_too() -> None:
     rig = Rig()
     rig.do(SetLimits(100, 1 << 20, 100, 2000))
     for number in range(10):
@@ -492,7 +493,7 @@ def test_purging_a_very_long_journal_is_left_to_the_timers() -> None:
 # -- figures and lists -------------------------------------------------------------------------------------------------------
 
 
-def test_statistics_count_what_is_and_what_was() -> None:
+def test_statistics_count_current_and_past_invocations() -> None:
     rig = Rig()
     done, failed, killed, running = (rig.invoke(name) for name in "abcd")
     rig.complete(done)
@@ -536,8 +537,8 @@ def test_invocations_are_listed_by_filter_page_by_page() -> None:
     assert failure(pack_outcome(CANCELLED)).kind == "Cancelled"
 
 
-def test_times_are_told_as_people_read_them() -> None:
+def test_times_are_shown_in_a_readable_form() -> None:
     random = Random(1)
     for at_ms in [0, 951_782_400_000, 4_102_444_799_999, *(random.randrange(2**42) for _ in range(500))]:
         expected = datetime.fromtimestamp(at_ms // 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        assert queries.utc(at_ms) == expected
+        assert texts.utc(at_ms) == expected

@@ -1,14 +1,28 @@
-"""Messages between partitions are taken exactly once, in order, whatever the network does with their delivery."""
+"""Messages between partitions are applied exactly once and in order, however the network delivers them."""
 
 import pytest
 
-from holdfast.sdk.ids import partition_of
+from holdfast.sdk.ids import InvocationId, partition_of
 from holdfast.sdk.journal import Op
 from holdfast.statemachine import queries
-from holdfast.statemachine.commands import Announce, Cancel, Deliver, Invoke, Kill, Mode, TrimOutbox, encode_command
+from holdfast.statemachine.commands import (
+    Announce,
+    Cancel,
+    Deliver,
+    Invoke,
+    Kill,
+    Mode,
+    Redispatch,
+    SuspendAttempt,
+    TrimOutbox,
+    encode_command,
+)
 from holdfast.statemachine.effects import (
     Acknowledge,
+    ArmTimer,
+    Effect,
     FlushOutbox,
+    RecoverAttempt,
     Reply,
     SendCompletion,
     StartAttempt,
@@ -31,7 +45,7 @@ def named(partition: int, prefix: str = "") -> str:
 
 
 class Pair:
-    """Two partitions; `carry` delivers what one has for the other."""
+    """Two partitions; `carry` delivers the messages of one to the other."""
 
     def __init__(self) -> None:
         self.rigs = [Rig(partition, PARTITIONS) for partition in range(PARTITIONS)]
@@ -48,7 +62,7 @@ class Pair:
             self.rigs[source].do(TrimOutbox(1 - source, delivery.first + len(delivery.messages) - 1))
 
 
-def call_across(pair: Pair) -> tuple[bytes, bytes, int]:
+def call_across(pair: Pair) -> tuple[InvocationId, InvocationId, int]:
     caller, child = pair.rigs[0].invoke(named(0)), ident(named(1))
     row = Invoke(child, "greeter", "help", None, Mode.PLAIN, b"", {}, 0, None, 0, HOUR_MS)
     index = pair.rigs[0].step(caller, Op.CALL, ["greeter", "help", None, b"", {}], child=row)
@@ -70,7 +84,7 @@ def test_a_call_to_another_partition_goes_through_the_outbox_and_its_outcome_com
     assert [queries.outbox_targets(rig.txn) for rig in pair.rigs] == [[], []]
 
 
-def test_a_delivery_that_comes_again_changes_nothing() -> None:
+def test_a_repeated_delivery_changes_nothing() -> None:
     pair = Pair()
     _, child, _ = call_across(pair)
     delivery = pair.deliver(0)
@@ -84,7 +98,7 @@ def test_a_delivery_that_comes_again_changes_nothing() -> None:
     assert queries.digest(pair.rigs[1].txn) == before
 
 
-def test_a_delivery_with_a_gap_before_it_is_refused() -> None:
+def test_a_delivery_after_a_gap_is_refused() -> None:
     pair = Pair()
     call_across(pair)
     messages = pair.deliver(0).messages
@@ -94,7 +108,7 @@ def test_a_delivery_with_a_gap_before_it_is_refused() -> None:
     assert pair.rigs[1].result.code == 409
 
 
-def test_a_delivery_that_overlaps_is_taken_from_where_it_is_new() -> None:
+def test_only_the_new_part_of_an_overlapping_delivery_is_applied() -> None:
     pair = Pair()
     children = []
     for number in range(3):
@@ -112,7 +126,7 @@ def test_a_delivery_that_overlaps_is_taken_from_where_it_is_new() -> None:
     assert pair.rigs[1].result.code == 0
 
 
-def test_sequences_go_on_after_everything_was_trimmed() -> None:
+def test_sequence_numbers_continue_after_the_whole_outbox_is_trimmed() -> None:
     pair = Pair()
     call_across(pair)
     pair.carry(0)
@@ -157,7 +171,7 @@ def test_attaching_reaches_another_partition() -> None:
         pytest.param(encode_command(Deliver(0, 1, [])), id="a delivery in a delivery"),
     ],
 )
-def test_a_message_that_this_release_cannot_read_stops_the_node_before_anything_is_taken(unknown: bytes) -> None:
+def test_a_message_unknown_to_this_release_stops_the_node_before_any_is_applied(unknown: bytes) -> None:
     rig = Rig(1, PARTITIONS)
     good = Invoke(ident(named(1)), "greeter", "help", None, Mode.PLAIN, b"", {}, 0, None, -1, HOUR_MS)
 
@@ -167,7 +181,7 @@ def test_a_message_that_this_release_cannot_read_stops_the_node_before_anything_
     assert rig.state.taken(0) == 0 and not rig.state.todo
 
 
-def test_at_level_1_a_message_that_cannot_be_read_is_passed_over_as_it_was_then() -> None:
+def test_at_level_1_an_unreadable_message_is_skipped_as_in_that_release() -> None:
     rig = Rig(1, PARTITIONS)
     rig.state = State(1, PARTITIONS, level=1)
     good = Invoke(ident(named(1)), "greeter", "help", None, Mode.PLAIN, b"", {}, 0, None, -1, HOUR_MS)
@@ -177,7 +191,7 @@ def test_at_level_1_a_message_that_cannot_be_read_is_passed_over_as_it_was_then(
     assert rig.started() == [good.id] and rig.state.taken(0) == 3
 
 
-def test_a_new_leader_finds_everything_that_has_to_go_on() -> None:
+def test_a_new_leader_finds_all_pending_work() -> None:
     pair = Pair()
     caller, _, _ = call_across(pair)
     rig = pair.rigs[0]
@@ -187,14 +201,44 @@ def test_a_new_leader_finds_everything_that_has_to_go_on() -> None:
     done = rig.invoke(named(0, "done"))
     rig.complete(done)
 
-    found = list(queries.pending_effects(rig.txn))
+    found, following = queries.pending_effects(rig.txn, b"", 100)
 
-    starts = [(effect.id, effect.epoch) for effect in found if isinstance(effect, StartAttempt)]
-    assert sorted(starts) == sorted([(caller, 1), (sleeper, 1)])
-    assert FlushOutbox(1) in found
+    attempts = [(effect.id, effect.epoch) for effect in found if isinstance(effect, RecoverAttempt)]
+    assert attempts == sorted([(caller, 1), (sleeper, 1)]) and following is None
+    assert FlushOutbox(1) in found and ArmTimer(due_ms) in found
     assert queries.next_due(rig.txn) == due_ms
-    first, cursor = queries.running(rig.txn, b"", 1)
-    assert cursor is not None
-    second, cursor = queries.running(rig.txn, cursor, 5)
-    assert sorted((record.id, record.epoch) for record in first + second) == sorted(starts)
-    assert cursor is None
+
+
+def test_a_new_leader_finds_pending_work_in_bounded_slices() -> None:
+    rig = Rig(0, PARTITIONS)
+    running = [rig.invoke(named(0, f"running {number}")) for number in range(5)]
+    for number in range(40):
+        sleeper = rig.invoke(named(0, f"sleeper {number}"))
+        rig.step(sleeper, Op.SLEEP, [5000])
+        rig.do(SuspendAttempt(sleeper, 1, [1]))
+    slices: list[list[Effect]] = []
+    following: bytes | None = b""
+
+    while following is not None:
+        found, following = queries.pending_effects(rig.txn, following, 7)
+        slices.append(found)
+
+    assert len(slices) == 45 // 7 + 1, "no slice looks at many invocations, whether they run or not"
+    first, *attempts = [effect for found in slices for effect in found]
+    assert type(first) is ArmTimer
+    assert [effect.id for effect in attempts if isinstance(effect, RecoverAttempt)] == sorted(running)
+    assert len(attempts) == len(running)
+
+
+def test_a_command_applied_between_two_slices_shows_in_a_later_slice_or_as_its_own_effect() -> None:
+    rig = Rig(0, PARTITIONS)
+    first, *_ = sorted(rig.invoke(named(0, f"running {number}")) for number in range(3))
+    found, following = queries.pending_effects(rig.txn, b"", 2)
+    assert following is not None
+    seen = [effect.id for effect in found if isinstance(effect, RecoverAttempt)]
+
+    rig.do(Redispatch(first, 1))
+    found, _ = queries.pending_effects(rig.txn, following, 2)
+
+    assert StartAttempt(first, 2) in rig.effects, "its slice is over, and apply says that it has a newer attempt"
+    assert first in seen and first not in [effect.id for effect in found if isinstance(effect, RecoverAttempt)]

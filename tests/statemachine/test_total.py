@@ -25,7 +25,7 @@ Timed = tuple[int, Command]
 
 
 def history(seeds: list[int], *, check: bool = False) -> tuple[list[Timed], bytes]:
-    """One command per seed, so that a failing history can be shortened one by one, and the digest in the end.
+    """Apply one command per seed, so that a failing history can be shrunk, and return the commands and the digest.
 
     Each command is a transaction. The clock is not always monotonic.
     """
@@ -51,7 +51,7 @@ def step(state: State, txn: Memory, commands: list[Timed]) -> None:
 
 
 def replay(commands: list[Timed], slice_size: int) -> bytes:
-    """The digest in the end, if so many commands share a transaction."""
+    """The final digest if that many commands share a transaction."""
     txn, state = Memory(), State(0, PARTITIONS)
     for begin in range(0, len(commands), slice_size):
         step(state, txn, commands[begin : begin + slice_size])
@@ -76,7 +76,7 @@ def test_long_histories_leave_consistent_tables_and_equal_ones_however_they_are_
     assert [replay(commands, size) for size in (7, 64, 400)] == [digest] * 3
 
 
-def test_a_state_that_forgets_what_it_decoded_goes_on_the_same() -> None:
+def test_a_state_that_drops_its_decoded_records_continues_unchanged() -> None:
     commands, digest = history(seeds_of(7, 300))
     txn, state = Memory(), State(0, PARTITIONS)
     for timed in commands:

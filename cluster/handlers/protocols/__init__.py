@@ -1,5 +1,5 @@
-"""The protocols that handlers speak, one package each.
+"""The protocols that handlers speak, one package each, behind one interface.
 
-A protocol connects to an endpoint and carries attempts there (`handlers.attempts.Carrier`). Queue, backoff, bounds and large
-values are the endpoint's and the invoker's business, whatever the protocol.
+A protocol discovers what an endpoint offers, connects to it and carries attempts there (`handlers.attempts.Carrier`).
+Endpoint and invoker implement the queue, backoff, bounds and large values for every protocol.
 """

@@ -1,4 +1,4 @@
-"""A boss who gets mail, and whoever reads the ids in it."""
+"""A boss who gets mail, and a reader of the ids in it."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The outside world of the pages: a shop's partners, without a network."""
+"""The outside world of the pages: the partners of a shop, without a network."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class Declined(Exception):
 
 
 class Provider:
-    """A payment provider that is down the first time it is asked, and knows what it was asked before."""
+    """A payment provider that is down at the first request, and remembers earlier requests."""
 
     def __init__(self) -> None:
         self.known: dict[str, Receipt] = {}

@@ -1,14 +1,14 @@
-"""Backups of a simulated cluster, its end, and the cluster that is made from one of them.
+"""Backups of a simulated cluster, its loss, and the cluster that is restored from one of them.
 
-An operator asks for backups while clients work and faults come; what makes them is the real code. Then all machines are gone
-at once. What is left is the vault. Each backup in it is judged against the logs of the lost cluster: it must hold one state of
-each partition, none older than when the backup was asked for, and no message between them may be lost or of nobody. On new
-machines, with other names and perhaps another number of them, the real `restore` runs as a program of its own, which may be
-killed at any step and is then run again. From there on the oracle expects what follows from the restored states, and nothing
-else.
+An operator requests backups during work and faults; the real code makes them. Then all machines are lost at once, and
+only the vault remains. Each backup in it is checked against the logs of the lost cluster: it must hold one state of
+each partition, none older than the request for the backup, and no message between them may be lost or invented. On new
+machines, with other names and possibly another number of them, the real `restore` runs as a program of its own. It may
+be killed at any step and is then run again. After that, the oracle expects exactly the consequences of the restored
+states.
 
-Clients cannot know what the backup holds, so they do everything again under the same idempotency keys: in the end every program
-ran exactly once, as the model says, wherever the backup had cut it.
+Clients cannot know what the backup holds, so they repeat everything with the same idempotency keys. In the end every
+program must have run exactly once, as in the model, wherever the backup cut it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from holdfast.cluster.config import BadConfig, Config
 from holdfast.cluster.errors import Circumstance, Conflict
 from holdfast.cluster.groups import FIRST_PARTITION_GROUP
 from holdfast.cluster.members.founding import open_founding
+from holdfast.cluster.node import Node
 from holdfast.log.errors import WrongDirectory
+from holdfast.sdk.ids import InvocationId
 from holdfast.sdk.journal import Op
 from holdfast.snapshots.backups import MANIFEST, Manifest, decode_manifest, find_backup, read_meta, verify_backup
 from holdfast.snapshots.errors import NotFound, SnapshotError
@@ -40,31 +42,31 @@ from holdfast.statemachine.tables import SCHEMA
 from tests.sim.cluster.clients import Clients
 from tests.sim.cluster.files import damaged
 from tests.sim.cluster.handlers import HANDLERS
-from tests.sim.cluster.node import SimNode, config_of
+from tests.sim.cluster.node import config_of
 from tests.sim.cluster.oracle import Oracle
 from tests.sim.cluster.world import Process, World
 
-#: Within so long after the loss, clients have asked for everything again.
+#: Clients repeat all their requests within this time after the loss.
 AGAIN_S: Final = 1.5
 LOOK_S: Final = 0.1
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What was acknowledged when somebody asked for a backup, and so must be in it."""
+    """Data acknowledged before a request for a backup, which the backup must contain."""
 
     indexes: tuple[int, ...]  # of the partitions
     uris: frozenset[str]  # of deployments
 
 
 class Backups:
-    """Whoever asks for backups, and judges them when the cluster is lost."""
+    """Requests backups, and checks them when the cluster is lost."""
 
     def __init__(self, world: World, clients: Clients) -> None:
         self.world = world
         self.clients = clients
         self.asked: dict[str, Asked] = {}
-        self.seen: dict[str, dict[str, Any]] = {}  # What a node said last.
+        self.seen: dict[str, dict[str, Any]] = {}  # The last report of a node.
         self._versions = 0
 
     def begin(self) -> None:
@@ -102,7 +104,7 @@ class Backups:
         if world.chance("backups cancelled", 0.05):
             world.after(world.rng.uniform(0.0, 0.5), partial(self._cancel, id_))
 
-    def _look(self, process: Process, node: SimNode, id_: str) -> None:
+    def _look(self, process: Process, node: Node, id_: str) -> None:
         if process.node is not node or self.world.era:
             self.world.counts["backups whose maker died"] += self.seen[id_]["status"] == "running"
             return
@@ -114,9 +116,9 @@ class Backups:
             self.world.counts["backups in several rounds"] += job["rounds"] > 1
 
     def _cancel(self, id_: str) -> None:
-        """At any node: it finds the one that makes it."""
+        """At any node, which forwards it to the node that makes the backup."""
 
-        async def cancel(node: SimNode) -> None:
+        async def cancel(node: Node) -> None:
             try:
                 await node.backups.cancel(id_)
             except Circumstance:
@@ -139,9 +141,9 @@ class Backups:
         return str(list(self.seen.values())[-3:])
 
     def judge(self) -> tuple[Manifest, Oracle]:
-        """One of the backups, and what is to be expected of whatever is made from it."""
+        """One of the backups, and the expected result of restoring it."""
         world = self.world
-        world.is_faulty = False  # The faults of the store are for those who use it, not for the judge.
+        world.is_faulty = False  # Faults of the store concern its users, not this check.
         world.vault.down_until = 0.0
         judged = [(manifest, self._judge(manifest)) for manifest in self.finished()]
         if world.rng.random() < 0.3:
@@ -182,7 +184,7 @@ class Backups:
         return oracle
 
     def _verify(self, manifest: Manifest) -> None:
-        """`holdfast backup verify` must find it sound too."""
+        """`holdfast backup verify` must find it intact too."""
         world, scratch = self.world, self.world.disks.root / "verifying"
         try:
             verify_backup(world.vault, manifest, scratch, first_group=FIRST_PARTITION_GROUP, schema_max=SCHEMA)
@@ -205,7 +207,7 @@ class Backups:
 
 
 class Restoration:
-    """All machines are lost, and there are others. On each of them somebody restores the same backup, and starts the node."""
+    """All machines are lost and replaced. On each new one the same backup is restored, and the node started."""
 
     def __init__(self, world: World, clients: Clients, judged: tuple[Manifest, Oracle]) -> None:
         self.world = world
@@ -217,7 +219,7 @@ class Restoration:
         world.handlers.rewind(self._has_step, self._awaits)
         machines = [world.processes[name] for name in names]
         self.identity = identify(config_of(machines[0]), self.manifest)
-        self.damaged: tuple[str, tuple[bytes, int]] | None = None  # An object of the backup, as it was.
+        self.damaged: tuple[str, tuple[bytes, int]] | None = None  # An object of the backup before the damage.
         if world.chance("backups damaged", 0.2):
             self._damage()
         for process in machines:
@@ -230,10 +232,10 @@ class Restoration:
 
     # -- what the restored states know of the world outside ---------------------------------------------------------------
 
-    def _has_step(self, ident: bytes, key: str) -> bool:
+    def _has_step(self, ident: InvocationId, key: str) -> bool:
         return key in self.world.oracle.reference(ident).step_keys(ident)
 
-    def _awaits(self, ident: bytes, index: int) -> bool:
+    def _awaits(self, ident: InvocationId, index: int) -> bool:
         step = self.world.oracle.reference(ident).step(ident, index)
         return step is not None and step.op == Op.AWAKEABLE
 
@@ -277,7 +279,7 @@ class Restoration:
             self.world.violate(f"{config.node} was restored although {self.damaged[0]} is damaged")
 
     def _start_early(self, config: Config) -> None:
-        """Somebody starts the node and has not made sure that it is restored. It must see that itself."""
+        """The node is started although the restore is not finished. It must detect that itself."""
         try:
             founding = open_founding(replace(config, restored=self.identity))
         except (WrongDirectory, BadConfig):
@@ -300,7 +302,7 @@ class Restoration:
         return [f"{manifest.id}/{name}" for name in (*parts, manifest.meta.object, MANIFEST)]
 
     def _needed(self, config: Config) -> list[str]:
-        """By one of the founders."""
+        """Needed by one of the founders."""
         places = places_of(self.manifest.partitions, config.founders, config.replication)
         return self._names(lambda number: config.node in places[number])
 
@@ -316,7 +318,7 @@ class Restoration:
             objects[name] = (found, at)
 
     def _repair(self) -> None:
-        """There is another copy of it."""
+        """Replace it by another copy."""
         assert self.damaged is not None
         name, content = self.damaged
         self.world.vault.objects[name] = content

@@ -1,4 +1,4 @@
-"""Whole clusters by the hundred."""
+"""Runs hundreds of simulated clusters."""
 
 from __future__ import annotations
 

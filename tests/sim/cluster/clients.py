@@ -1,7 +1,7 @@
-"""Whoever is outside: clients of the ingress, those who complete promises and awakeables, and an operator.
+"""The outside world: clients of the ingress, completions of promises and awakeables, and an operator.
 
-Each asks a node that is up, and asks another one when the connection is gone or when it loses patience. Requests go through
-the real ingress, behind its door.
+Each sends its request to a running node, and to another one when the connection breaks or a timeout passes. Requests go
+through the real ingress, behind its listener.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any, Final
 import msgpack
 
 from holdfast.cluster.errors import Circumstance
-from holdfast.cluster.ingress.requests import Answer
+from holdfast.cluster.http.exchange import Answer, Exchange
 from holdfast.cluster.members.operations import Operations
+from holdfast.cluster.node import Node
 from holdfast.log.errors import ProposalError
-from holdfast.sdk.ids import format_id, idempotent_id
+from holdfast.sdk.ids import InvocationId, format_id, idempotent_id
 from holdfast.sdk.journal import Op
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import Cancel, Command, DecideStep, Kill, Pause, Resume
 from holdfast.statemachine.effects import Result, Status
 from tests.sim.cluster.handlers import URI
-from tests.sim.cluster.node import SimNode
+from tests.sim.cluster.loop import SimLoop
 from tests.statemachine.found import value_of
 from tests.statemachine.programs import Root, generate
 
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
     from tests.sim.cluster.oracle import Reference
     from tests.sim.cluster.world import Process, World
 
-#: Refusals that a client of a live node may meet while there is no majority: nobody leads, or not yet.
+#: Refusals that a client of a live node may get without a majority: there is no leader, or not yet.
 RETRYABLE: Final = frozenset({503, 504})
-#: For so long before a request nothing must have been wrong for a refusal to be wrong.
+#: A refusal is wrong if there was no trouble for this long before the request.
 CALM_S: Final = 1.0
 OPERATOR_S: Final = 0.5
-DECIDES_AFTER_S: Final = 2.5  # By then, whatever an attempt was about to do has been done.
+DECIDES_AFTER_S: Final = 2.5  # By then, an attempt has finished everything that it was about to do.
 
 
 class Body:
@@ -50,12 +51,12 @@ class Body:
 
 
 class Asking:
-    """One request, through one node after the other until `on_answer` is satisfied."""
+    """One request, sent to one node after the other until `on_answer` is satisfied."""
 
     def __init__(
         self,
         world: World,
-        request: Callable[[SimNode], Coroutine[Any, Any, Any]],
+        request: Callable[[Node], Coroutine[Any, Any, Any]],
         on_answer: Callable[[Any, Process], bool],
         *,
         impatient: float = 0.0,
@@ -72,7 +73,7 @@ class Asking:
     def begin(self) -> None:
         world = self.world
         if self.done:
-            return  # It was given up before it began.
+            return  # It was abandoned before it began.
         self._try += 1
         self._task = None
         serving = world.serving()
@@ -114,7 +115,7 @@ class Asking:
             self._again(number)
 
     def _give_up(self, process: Process, number: int) -> None:
-        """The client closes its connection, and asks elsewhere."""
+        """The client closes its connection, and tries another node."""
         if not self.done and number == self._try and self.world.is_faulty:
             self.world.counts["clients impatient"] += 1
             if self._task is not None:
@@ -126,6 +127,13 @@ class Asking:
         self.world.after(self.world.rng.uniform(0.01, 0.2), self.begin)
 
 
+def _door() -> Exchange:
+    """Of the process that runs now."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimLoop) and loop.process.door is not None, "it serves"
+    return loop.process.door
+
+
 class Clients:
     def __init__(self, world: World) -> None:
         self.world = world
@@ -135,8 +143,8 @@ class Clients:
         self.asking: list[Asking] = []
         self.registered: set[str] = set()
         self.began_at: float | None = None
-        self._paused_since: dict[bytes, float] = {}
-        self._deciding: dict[bytes, Asking] = {}
+        self._paused_since: dict[InvocationId, float] = {}
+        self._deciding: dict[InvocationId, Asking] = {}
         world.handlers.resolve = self.resolve
 
     def open(self) -> None:
@@ -173,11 +181,11 @@ class Clients:
             self.register(f"http://other:{9001 + number}", delay=world.rng.uniform(0, world.profile.faulty_s))
 
     def submit(self, seconds: float) -> None:
-        """All there is to do, within a time."""
+        """Send all requests within a period of time."""
         world = self.world
         for root in self.roots:
             begins = root.start_ms / 1000 + world.rng.uniform(0, 0.7) * seconds
-            for _ in range(1 + (world.rng.random() < 0.3)):  # Somebody clicks twice.
+            for _ in range(1 + (world.rng.random() < 0.3)):  # A double click.
                 self.start(root, begins + world.rng.uniform(0, 0.05))
             if root.ending:
                 self.end(root, begins + root.ending_ms / 1000)
@@ -186,7 +194,7 @@ class Clients:
             self.post(path, str(value).encode(), delay=world.rng.uniform(0, 0.8) * seconds)
 
     def give_up(self) -> None:
-        """The cluster is lost. Nobody waits for it any more, and what was asked of it may be half done, done or neither."""
+        """The cluster is lost. No client waits any more, and requests may be half done, done or neither."""
         for asking in self.asking:
             self.world.counts["requests lost with the cluster"] += not asking.done
             asking.done = True
@@ -194,8 +202,8 @@ class Clients:
         self._deciding.clear()
 
     def begin_again(self, seconds: float) -> None:
-        """There is a cluster again, which knows nothing of what came after its backup. Who can't know what that was does
-        all of it again, under the same idempotency keys: what is in the backup is not done twice, the rest is done."""
+        """There is a cluster again, without the work since its backup. Clients that do not know what was done repeat
+        everything with the same idempotency keys: work in the backup is not repeated, the rest is done."""
         uris, self.registered = sorted(self.registered), set()
         for uri in uris:
             self.register(uri, delay=self.world.rng.uniform(0, seconds))
@@ -205,12 +213,12 @@ class Clients:
     def _place(root: Root) -> tuple[str, str | None]:
         return ("tasks", None) if root.key is None else ("objects", root.key)
 
-    def _ident(self, root: Root) -> bytes:
+    def _ident(self, root: Root) -> InvocationId:
         service, key = self._place(root)
         return idempotent_id(service, key, "play", f"root-{root.number}")
 
     def start(self, root: Root, delay: float) -> None:
-        """Call and wait, or send and attach later, perhaps at another node."""
+        """Call and wait, or send and attach later, possibly at another node."""
         service, key = self._place(root)
         path = f"/{service}/{key}/play" if key is not None else f"/{service}/play"
         headers = {"Idempotency-Key": f"root-{root.number}"}
@@ -229,7 +237,7 @@ class Clients:
             if answer.status != 202:
                 return self.refused(answer, process)
             self.ask(
-                lambda node: node.clients.answer("GET", attach, {}, Body(b"")),
+                lambda node: _door().answer("GET", attach, {}, Body(b"")),
                 attached,
                 delay=self.world.rng.uniform(0, 1.0),
                 impatient=0.3,
@@ -237,13 +245,9 @@ class Clients:
             return True
 
         if self.world.rng.random() < 0.3:
-            self.ask(
-                lambda node: node.clients.answer("POST", path + "/send", headers, Body(body)), accepted, delay=delay
-            )
+            self.ask(lambda node: _door().answer("POST", path + "/send", headers, Body(body)), accepted, delay=delay)
         else:
-            self.ask(
-                lambda node: node.clients.answer("POST", path, headers, Body(body)), told, delay=delay, impatient=0.3
-            )
+            self.ask(lambda node: _door().answer("POST", path, headers, Body(body)), told, delay=delay, impatient=0.3)
 
     def told(self, root: Root, answer: Answer, process: Process) -> bool:
         outcome = self.outcomes[root.number]
@@ -262,7 +266,7 @@ class Clients:
         return True
 
     def refused(self, answer: Answer, process: Process) -> bool:
-        """False: it is to be asked again."""
+        """False: the request must be repeated."""
         self.world.counts[f"answers {answer.status}"] += 1
         unknown_yet = answer.status == 404 and b"there is no service" in answer.body
         if answer.status in RETRYABLE and process.calm and process.serving:
@@ -274,10 +278,10 @@ class Clients:
     def post(self, path: str, raw: bytes, *, delay: float) -> None:
         def completed(answer: Answer, process: Process) -> bool:
             if answer.status == 404 and b"there is no service" not in answer.body:
-                return True  # Whoever waited for it is gone.
+                return True  # Its caller is gone.
             return answer.status in (200, 202, 204, 409) or self.refused(answer, process)
 
-        self.ask(lambda node: node.clients.answer("POST", path, {}, Body(raw)), completed, delay=delay)
+        self.ask(lambda node: _door().answer("POST", path, {}, Body(raw)), completed, delay=delay)
 
     def resolve(self, awakeable: str, value: int) -> None:
         self.post(f"/holdfast/awakeables/{awakeable}/resolve", str(value).encode(), delay=0.0)
@@ -301,11 +305,11 @@ class Clients:
         *,
         delay: float = 0.0,
     ) -> None:
-        """Somebody changes who is in the cluster, at whatever node answers, until it is done or refused for good."""
+        """Change the members of the cluster, at any answering node, until it is done or refused for good."""
 
-        async def act(node: SimNode) -> Circumstance | None:
+        async def act(node: Node) -> Circumstance | None:
             try:
-                await action(node.operations)
+                await action(node.serving.operations)
             except Circumstance as refusal:
                 return refusal
             return None
@@ -322,14 +326,14 @@ class Clients:
     # -- the operator ----------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Somebody pauses an invocation; the operator lets it go on later."""
+        """Pause an invocation; the operator resumes it later."""
         running = [record.id for reference in self.world.oracle.references for record in reference.active()]
         if running:
             ident = self.world.rng.choice(running)
             self.ask(lambda node: node.router.submit(ident, Pause(ident)), lambda result, process: True)
 
     def operate(self) -> None:
-        """Looks at what is paused: decides what is in doubt, and lets the rest go on."""
+        """Check paused invocations: decide steps in doubt, and resume the others."""
         world = self.world
         world.after(OPERATOR_S, self.operate)
         paused = set()
@@ -345,7 +349,7 @@ class Clients:
         for ident in self._paused_since.keys() - paused:
             del self._paused_since[ident]
 
-    def _decide(self, reference: Reference, ident: bytes) -> None:
+    def _decide(self, reference: Reference, ident: InvocationId) -> None:
         failure = queries.last_failure(reference.txn, ident)
         if failure is not None and failure.kind in ("NoDeployment", "ValueLost"):
             self.world.violate(f"{ident.hex()} is paused: {failure}")
@@ -366,8 +370,8 @@ class Clients:
         self._deciding[ident] = self.ask(lambda node: self._submit(node, ident, command), acted)
 
     @staticmethod
-    async def _submit(node: SimNode, ident: bytes, command: Command) -> Result | None:
-        """If nobody knows what became of it, the operator looks again."""
+    async def _submit(node: Node, ident: InvocationId, command: Command) -> Result | None:
+        """If the outcome is unknown, the operator checks again."""
         try:
             return await node.router.submit(ident, command)
         except ProposalError:

@@ -1,12 +1,12 @@
-"""The files of simulated machines: real files in memory, and what a power loss would leave of them.
+"""The files of simulated machines: real files in memory, and their contents after a power loss.
 
-The code under test opens, writes and renames real files, and LMDB maps them. What is replaced is the promise of the disk:
-`fsync` writes down what is durable, and after a power loss a machine finds the names and the bytes that were, or those that
-the kernel had and happened to write, or a file that is torn. A state of LMDB that nobody closed is a mixture of old and new
-pages: here it opens, and is wrong.
+The code under test opens, writes and renames real files, and LMDB maps them. Only the guarantee of the disk is
+replaced: `fsync` records what is durable. After a power loss a machine finds the durable names and bytes, or those that
+the kernel happened to write, or a torn file. A state of LMDB that was not closed is a mixture of old and new pages:
+here it opens, and is wrong.
 
-Each of these calls is also a moment in which the process may die (`Crashed`). Whatever the code does on its way out of such a
-call does not reach the disk any more.
+The process may die in each of these calls (`Crashed`). Writes of the code while it handles such a crash do not reach
+the disk.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from random import Random
@@ -31,34 +31,40 @@ from holdfast.snapshots.format import BLOCK_BYTES, SUFFIX, decode, verify
 if TYPE_CHECKING:
     from tests.sim.cluster.world import Process, World
 
-#: Memory that looks like a disk, where there is some.
+#: Memory that behaves like a disk, where available.
 SHM: Final = Path("/dev/shm")
 DATA: Final = "data.mdb"
-#: How likely a process dies at these calls, compared with the steps of a snapshot: some are frequent.
+#: The likelihood of a crash at these calls, relative to the steps of a snapshot: some are frequent.
 CRASHES: Final = {"fsync": 0.1, "rename": 0.2, "renamed": 0.6, "unlink": 0.3}
-CRASHES_OF_TOOLS: Final = 15.0  # What runs only once makes few of these calls.
+CRASHES_OF_TOOLS: Final = 15.0  # Tools run only once and make few of these calls.
 
 
 class Crashed(BaseException):
-    """The process is gone in the middle of a call."""
+    """The process died in the middle of a call."""
 
 
 class SimState(State):
-    """The real state on real files. Closing it makes it durable, and LMDB does not ask us for that."""
+    """The real state on real files. Closing it makes it durable, without a sync by LMDB."""
 
     files: Files
+    forget: Callable[[], object]
+
+    def discard(self) -> None:
+        super().discard()
+        self.forget()
 
     def close(self) -> None:
-        super().close()
-        self.files.sync_state(self.path)
+        if self.files.process.up:  # A dead process closes nothing on its way out.
+            super().close()
+            self.files.sync_state(self.path)
 
     def vanish(self) -> None:
-        """The process is gone, and leaves the file as it is."""
+        """The process dies, and leaves the file unchanged."""
         self._env.close()
 
 
 class File:
-    """What is durable of one file, whatever its name: None as long as nobody synced it."""
+    """The durable content of one file, under any name; None until it is synced."""
 
     def __init__(self) -> None:
         self.synced: bytes | None = None
@@ -70,8 +76,8 @@ class Files:
     def __init__(self, process: Process, root: Path) -> None:
         self.root = root
         self.process = process
-        self._files: dict[Path, File] = {}  # As the kernel has them,
-        self._durable: dict[Path, File | None] = {}  # and as the disk has them; None is a directory.
+        self._files: dict[Path, File] = {}  # In the kernel,
+        self._durable: dict[Path, File | None] = {}  # and on the disk; None is a directory.
         self.root.mkdir()
 
     def _file(self, path: Path) -> File:
@@ -88,11 +94,13 @@ class Files:
             self._file(path).synced = path.read_bytes()
 
     def _sync_directory(self, path: Path) -> None:
-        there = set(path.iterdir())
-        for name in there:
-            self._durable[name] = None if name.is_dir() else self._file(name)
-        for known in [known for known in self._durable if known.is_relative_to(path) and known != path]:
-            if path / known.relative_to(path).parts[0] not in there:
+        with os.scandir(path) as entries:
+            there = {entry.name: entry.is_dir() for entry in entries}
+        for name, is_directory in there.items():
+            self._durable[path / name] = None if is_directory else self._file(path / name)
+        prefix = f"{path}{os.sep}"
+        for known in [known for known in self._durable if str(known).startswith(prefix)]:
+            if first_below(prefix, known) not in there:
                 del self._durable[known]
 
     def sync_state(self, path: Path) -> None:
@@ -111,7 +119,7 @@ class Files:
     # -- what happens to the machine -------------------------------------------------------------------------------------
 
     def lose_power(self, rng: Random) -> None:
-        """Names: all that the kernel had, or only what was synced. Bytes: what was synced, or more of it."""
+        """Names: all that the kernel had, or only the synced ones. Bytes: the synced ones, or more."""
         tree: dict[Path, bytes | None] = {}
         if rng.random() < 0.5:
             for path in sorted(self.root.rglob("*")):
@@ -119,7 +127,7 @@ class Files:
                     tree[path] = None
                     continue
                 there, synced = path.read_bytes(), self._file(path).synced
-                if path.name == DATA:  # LMDB itself would fall over pages that are missing; see `_mix`.
+                if path.name == DATA:  # LMDB itself would crash on missing pages; see `_mix`.
                     synced = there
                 torn = there[: rng.randrange(len(there) + 1)]
                 tree[path] = there if there == synced else rng.choice([there, torn, synced or b""])
@@ -148,7 +156,7 @@ class Files:
                 self._file(path).synced = path.read_bytes()
 
     def wipe(self, pattern: str) -> None:
-        """Somebody removes files of a process that is down."""
+        """Remove files of a process that is down."""
         for path in sorted(self.root.glob(pattern)):
             if path.is_dir():
                 shutil.rmtree(path)
@@ -166,7 +174,7 @@ class Files:
             self._file(path).synced = content
 
     def durable_snapshot(self, directory: Path) -> int:
-        """Up to which entry a power loss leaves a sound snapshot: the index of the newest, or 0."""
+        """The index of the newest snapshot that survives a power loss intact, or 0."""
         found = 0
         for path, file in self._durable.items():
             if path.parent != directory or path.suffix != SUFFIX or file is None or not path.exists():
@@ -174,11 +182,16 @@ class Files:
             if any(
                 above not in self._durable for above in path.parents if above.is_relative_to(self.root / "snapshots")
             ):
-                continue  # A power loss takes the directory that it is in.
+                continue  # A power loss removes its directory.
             if path.read_bytes() == file.synced:
                 with suppress(SnapshotError):
                     found = max(found, verify(path).header.meta.index)
         return found
+
+
+def first_below(prefix: str, path: Path) -> str:
+    """The name in a directory that a path leads through. `relative_to` takes ten times as long."""
+    return str(path)[len(prefix) :].split(os.sep, 1)[0]
 
 
 def _read(path: Path) -> bytes:
@@ -186,7 +199,7 @@ def _read(path: Path) -> bytes:
 
 
 def _mix(path: Path) -> None:
-    """Old pages among the new ones: half of what was there is not, and the applied index does not know it."""
+    """Old pages among the new ones: half of the changes are missing, and the applied index does not show it."""
     try:
         with lmdb.open(str(path), map_size=1 << 30, sync=False, lock=False) as env, env.begin(write=True) as txn:
             keys = [key for key, _ in txn.cursor() if key >= b"\x01"]
@@ -197,7 +210,7 @@ def _mix(path: Path) -> None:
 
 
 def _is_whole(content: bytes) -> bool:
-    """Whether all pages are there: LMDB falls over those that an earlier damage took."""
+    """Whether all pages exist: LMDB crashes on pages that earlier damage removed."""
     try:
         return decode(content[:BLOCK_BYTES], "a simulated file").file_bytes == len(content)
     except SnapshotError:
@@ -205,9 +218,9 @@ def _is_whole(content: bytes) -> bool:
 
 
 def damaged(rng: Random, content: bytes, scratch: Path) -> bytes:
-    """A snapshot's file that is no longer what it was: a bit of its header or of its data turned, or its end is missing.
+    """A damaged snapshot file: a flipped bit in its header or its data, or a missing end.
 
-    In the data it is a bit of a value: LMDB would notice nothing, and a checksum must.
+    In the data it is a bit of a value: LMDB would not notice it, but a checksum must.
     """
     how = rng.choice(["header", "value", "value", "torn"])
     if how == "torn" or len(content) <= BLOCK_BYTES:
@@ -233,6 +246,7 @@ class Disks:
         self.world = world
         shm = SHM if os.access(SHM, os.W_OK) else None
         self.root = Path(tempfile.mkdtemp(prefix="holdfast-sim-", dir=shm))
+        self.root_bytes = os.fsencode(self.root)
         self.files: dict[str, Files] = {}
 
     def of(self, process: Process) -> Files:
@@ -243,16 +257,15 @@ class Disks:
         shutil.rmtree(self.root, ignore_errors=True)
 
     def _find(self, path: Path) -> Files | None:
-        if not path.is_relative_to(self.root) or path == self.root:
-            return None
-        return self.files.get(path.relative_to(self.root).parts[0])
+        prefix = f"{self.root}{os.sep}"
+        return self.files.get(first_below(prefix, path)) if str(path).startswith(prefix) else None
 
     def _path(self, fd: int) -> Path:
         return Path(os.readlink(f"/proc/self/fd/{fd}"))
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """What the code asks of the disk goes through here."""
+        """File operations of the code go through here."""
         real_fsync, real_rename, real_unlink = os.fsync, os.rename, os.unlink
 
         def fsync(fd: int) -> None:
@@ -260,7 +273,7 @@ class Disks:
             files = self._find(path)
             if files is None:
                 real_fsync(fd)
-            elif path.exists():  # Not deleted meanwhile.
+            elif path.exists():  # Not deleted in the meantime.
                 self.check(files, "fsync")
                 files.sync(path)
 
@@ -288,12 +301,12 @@ class Disks:
             yield
 
     def check(self, files: Files, what: str) -> None:
-        """The process dies here, or is dead already."""
+        """The process dies here, or is already dead."""
         process = files.process
         if not process.up:
             if process.crashing:
                 raise OSError(errno.EIO, "the process is gone")
-            return  # It is the simulator who does it.
+            return  # The simulator itself does it.
         chance = self.world.profile.crashes * CRASHES[what] * (1.0 if process.tool is None else CRASHES_OF_TOOLS)
         if self.world.chance(f"crashed at {what}", chance):
             process.crash()

@@ -1,13 +1,15 @@
-"""The handlers of a deployment: processes that play random programs, die, hang, are slow, and live on when taken for dead.
+"""The handlers of a deployment: processes that run random programs, die, hang, are slow, and survive being presumed
+dead.
 
-Nodes reach them by the real invoker over a simulated WebSocket, in the real frames. `tests/statemachine/attempt.py` plays
-the SDK: it says commands, and here they become the frames that a node would make those commands of.
+Nodes reach them with the real invoker over a simulated WebSocket, in real frames. `tests/statemachine/attempt.py` plays
+the SDK: it issues commands, and this module turns them into the frames for which a node would issue those commands.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -40,7 +42,7 @@ from holdfast.sdk.frames import (
     decode_batch,
     encode_batch,
 )
-from holdfast.sdk.ids import format_awakeable
+from holdfast.sdk.ids import InvocationId, format_awakeable
 from holdfast.sdk.journal import Op
 from holdfast.statemachine.commands import (
     AbandonStep,
@@ -130,7 +132,7 @@ class Host:
 
 
 class Stream:
-    """A connection of a node to a host. Either end may be gone without the other knowing yet."""
+    """A connection of a node to a host. Either end may be gone before the other notices."""
 
     def __init__(self, handlers: Handlers, process: Process, host: Host) -> None:
         self.handlers = handlers
@@ -138,10 +140,11 @@ class Stream:
         self.process = process
         self.host = host
         self.queue: asyncio.Queue[aiohttp.WSMessage] = asyncio.Queue()
-        self._response = SimpleNamespace(headers={})  # Of the upgrade: it names no version, so the first one is spoken.
-        self.broken = False  # Nothing travels any more.
-        self.attempts: dict[bytes, Player] = {}
+        self._response = SimpleNamespace(headers={})  # Of the upgrade: it names no version, so version 1 is used.
+        self.broken = False  # Nothing is delivered any more.
+        self.attempts: dict[InvocationId, Player] = {}
         self.close_code = aiohttp.WSCloseCode.ABNORMAL_CLOSURE
+        self._heartbeat, self._heartbeat_when = 5.0, math.inf  # Connections break here, but are never silent.
         self._response = SimpleNamespace(
             headers={VERSION_HEADER: str(VERSION)}
         )  # What the handshake was answered with.
@@ -207,7 +210,7 @@ class Stream:
             self.process.run(lambda: self.queue.put_nowait(aiohttp.WSMessage(aiohttp.WSMsgType.BINARY, raw, None)))
 
     def break_off(self, *, dies: bool) -> None:
-        """The connection is gone. The attempts on it are dead, or learn of it a little later."""
+        """The connection breaks. Its attempts die, or notice it a little later."""
         if self.broken:
             return
         self.broken = True
@@ -245,14 +248,15 @@ def _reaction(frame: Frame) -> Callable[[Player], None]:
 
 
 class Handlers:
-    """All hosts of the deployment. Which of them a node's stream leads to is the load balancer's secret."""
+    """All hosts of the deployment. The load balancer chooses the host of a node's stream."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.hosts = [Host(number) for number in range(HOSTS)]
-        self.carried_out: Counter[tuple[bytes, str]] = Counter()
-        self.once: Counter[tuple[bytes, str]] = Counter()
-        self.promised: dict[tuple[bytes, int], int] = {}  # The values that awakeables will be given.
+        self.carried_out: Counter[tuple[InvocationId, str]] = Counter()
+        self.once: Counter[tuple[InvocationId, str]] = Counter()
+        #: The values that awakeables will be given, and their secrets.
+        self.promised: dict[tuple[InvocationId, int], tuple[int, bytes]] = {}
         self.resolve: Callable[[str, int], None] = lambda *_: None  # The client who resolves an awakeable.
 
     @property
@@ -265,7 +269,7 @@ class Handlers:
 
     def manifest(self, uri: str) -> bytes:
         services = [{**service, "options": OPTIONS} for service in SERVICES]
-        if not uri.startswith(HANDLERS):  # Another deployment, of something that nobody calls.
+        if not uri.startswith(HANDLERS):  # Another deployment, which is never called.
             services = [{**SERVICES[0], "name": f"other-{uri.rsplit(':', 1)[1]}"}]
         manifest = {"protocol": {"min": 1, "max": VERSION}, "sdk": "sim", "modes": ["stream"], "services": services}
         return json.dumps(manifest).encode()
@@ -289,7 +293,15 @@ class Handlers:
             known.is_over = True
         record: Any = SimpleNamespace(id=start.invocation, key=start.key, order=0)
         partitions = self.world.profile.partitions
-        attempt = Player(self, record, start.epoch, start.journal, cancelled=start.cancelled, partitions=partitions)
+        attempt = Player(
+            self,
+            record,
+            start.epoch,
+            start.journal,
+            cancelled=start.cancelled,
+            partitions=partitions,
+            secrets=start.secrets,
+        )
         attempt.heard_at = 0.0
         attempt.stream = stream
         attempt.era = self.world.era
@@ -313,7 +325,7 @@ class Handlers:
         if attempt.is_over or attempt.era != world.era:
             return
         if self.chance("handlers hung", 0.002):
-            attempt.is_over = True  # It says nothing any more, and its stream lives.
+            attempt.is_over = True  # It sends nothing any more, but its stream lives.
         elif self.chance("attempts failed", 0.01):
             failure = [1, 500, "it crashed", "RuntimeError"]
             self.send(attempt, FailAttempt(attempt.id, attempt.epoch, failure, Retry(), 0, 0, False))
@@ -350,14 +362,15 @@ class Handlers:
             return False
         return True
 
-    def promise_awakeable(self, ident: bytes, index: int, value: int) -> None:
+    def promise_awakeable(self, ident: InvocationId, index: int, value: int, secret: bytes) -> None:
         if (ident, index) not in self.promised:
-            self.promised[ident, index] = value
+            self.promised[ident, index] = value, secret
             self.resolve_later(ident, index)
 
-    def resolve_later(self, ident: bytes, index: int) -> None:
+    def resolve_later(self, ident: InvocationId, index: int) -> None:
         """Unless the cluster is lost by then: in the one that is made from its backup, the step may be another."""
-        text, value, era = format_awakeable(ident, index), self.promised[ident, index], self.world.era
+        value, secret = self.promised[ident, index]
+        text, era = format_awakeable(ident, index, secret), self.world.era
 
         def resolve() -> None:
             if self.world.era == era:
@@ -365,8 +378,10 @@ class Handlers:
 
         self.world.after(self.world.rng.uniform(0.0, 0.5), resolve)
 
-    def rewind(self, has_step: Callable[[bytes, str], bool], awaits: Callable[[bytes, int], bool]) -> None:
-        """The cluster is another one, which knows only some of what was done. What it does not know may be done again."""
+    def rewind(
+        self, has_step: Callable[[InvocationId, str], bool], awaits: Callable[[InvocationId, int], bool]
+    ) -> None:
+        """A restored cluster knows only a part of the work. The rest may be done again."""
         for host in self.hosts:
             self.kill(host)
         for done in (self.carried_out, self.once):
@@ -378,7 +393,7 @@ class Handlers:
 
 
 class Session:
-    """What the invoker takes for an HTTP client."""
+    """Plays the HTTP client of the invoker."""
 
     def __init__(self, handlers: Handlers, process: Process) -> None:
         self._handlers = handlers

@@ -1,11 +1,11 @@
 """An event loop of one simulated process: the real tasks and futures of asyncio on the clock of the world.
 
-There is no selector and there are no threads: what a thread would do happens at one moment, a while later. Callbacks run
-in the order in which they were asked for, timers by (time, sequence), and a turn of the loop is an event of the world. A
-process that is killed never runs again: its loop just stops.
+There is no selector and there are no threads: the work of a thread happens at one moment, a while later. Callbacks run
+in the order in which they were scheduled, timers by (time, sequence), and a turn of the loop is an event of the world.
+A killed process never runs again: its loop just stops.
 
-Only what a backup copies waits in the middle of its work, with a transaction open. So in worlds with backups, what a thread
-does is a `Fiber`: a thread after all, but one that runs only while the simulator waits for it.
+Only the copying of a backup waits in the middle of its work, with a transaction open. So in worlds with backups, the
+work of a thread is a `Fiber`: a real thread, but one that runs only while the simulator waits for it.
 """
 
 from __future__ import annotations
@@ -23,25 +23,14 @@ from tests.sim.cluster.files import Crashed
 if TYPE_CHECKING:
     from tests.sim.cluster.world import Process, World
 
-#: From one turn of a busy loop to the next, so that the world goes on meanwhile.
+#: From one turn of a busy loop to the next, so that the world continues in between.
 TURN_S: Final = 0.00002
 TASKS_KEPT: Final = 1000
 
 
-class SimThread:
-    """What the code under test takes for a thread: `threading.Thread`."""
-
-    def __init__(self, target: Callable[[], None], name: str, daemon: bool) -> None:
-        self._target = target
-
-    def start(self) -> None:
-        loop = events.get_running_loop()
-        assert isinstance(loop, SimLoop)
-        loop.process.begin_work(self._target)
-
-
 class Fiber:
-    """What a thread does, in pieces: it runs from `resume` until it waits (`pause`) or ends; nothing else runs meanwhile."""
+    """The work of a thread, in pieces: it runs from `resume` until it waits (`pause`) or ends; nothing else runs
+    meanwhile."""
 
     def __init__(self, process: Process, work: Callable[[], None]) -> None:
         assert process.loop is not None
@@ -49,14 +38,15 @@ class Fiber:
         self._life = process.loop
         self._work = work
         self._thread = threading.Thread(target=self._run, name="holdfast-sim", daemon=True)
-        self._mine, self._theirs = threading.Semaphore(0), threading.Semaphore(0)  # Whose turn it is.
+        # Whose turn it is: the fiber's or the simulator's.
+        self._mine, self._theirs = threading.Semaphore(0), threading.Semaphore(0)
         self._pauses = 0
         self._over = self._doomed = False
         self._error: BaseException | None = None
         process.fibers.append(self)
 
     def resume(self) -> None:
-        """Raises what it ended with."""
+        """Raises the fiber's exception, if it ended with one."""
         world = self.process.world
         before = world.running, world.fiber
         world.running, world.fiber = self.process, self
@@ -82,7 +72,7 @@ class Fiber:
         self._theirs.release()
 
     def pause(self, seconds: float) -> None:
-        """Called by what runs in it. Whoever is dead meanwhile does not go on."""
+        """Called from inside the fiber. If its process died in the meantime, it does not continue."""
         world = self.process.world
         number = self._pauses = self._pauses + 1
         world.after(seconds, lambda: self.wake(number))
@@ -111,7 +101,7 @@ class Fiber:
 
 
 class SimEvent:
-    """What the code under test takes for a `threading.Event`."""
+    """Replaces `threading.Event` in the code under test."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -134,7 +124,7 @@ class SimEvent:
 
 
 class SimCondition:
-    """And for a `threading.Condition`: the loop waits until its threads have let go of something."""
+    """Replaces `threading.Condition`: the loop waits until its threads have released something."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -162,7 +152,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.world = process.world
         self.alive = True
         self._ready: deque[asyncio.Handle] = deque()
-        self._tasks: list[asyncio.Task[Any]] = []  # All there ever were: garbage would run code when nobody knows.
+        # All tasks ever created: garbage collection would run code at unknown times.
+        self._tasks: list[asyncio.Task[Any]] = []
         self._scheduled = False
 
     # -- what asyncio needs ----------------------------------------------------------------------------------------------
@@ -193,7 +184,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return timer
 
     def call_soon_threadsafe(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
-        """What a thread tells the loop. The loop hears of it a little later."""
+        """A call from a thread. The loop receives it a little later."""
         handle = asyncio.Handle(callback, args, self, context)
         late_s, self.process.hears_late_s = self.process.hears_late_s, 0.0
         self.world.after(self.world.rng.uniform(0.0, 0.01) + late_s, lambda: self._make_ready(handle))
@@ -232,7 +223,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """A callback that raises is a defect. What is found out when garbage is collected is not: nobody knows when."""
+        """An exception in a callback is a defect. One from garbage collection is not, because its time is arbitrary."""
         if self.alive and "handle" in context:
             self.world.violate(f"{self.process.name}: {context['message']}: {context.get('exception')!r}")
 
@@ -273,7 +264,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             self.world.at(self.world.now + TURN_S, self._turn)
 
     def lend(self, work: Callable[[], None]) -> None:
-        """Do what a thread of this process does."""
+        """Do the work of a thread of this process."""
         if self.world.profile.backups:
             Fiber(self.process, work).resume()
             return
@@ -284,11 +275,11 @@ class SimLoop(asyncio.AbstractEventLoop):
             self.world.running = None
 
     def kill(self) -> None:
-        """From now on nothing runs. What there was is kept as it is until the end of the world (`bury`)."""
+        """Nothing runs from now on. Everything is kept unchanged until the end of the world (`bury`)."""
         self.alive = False
 
     def bury(self) -> None:
-        """Close what never came to its end, here and now."""
+        """Close everything unfinished, now."""
         self.kill()
         self._ready.clear()
         for task in self._tasks:

@@ -1,11 +1,12 @@
-"""Rules of the cluster, switched off by name: the simulator must then find a violation, or it is blind there.
+"""Rules of the cluster, switched off by name: the simulator must then find a violation, or it cannot see that rule.
 
-A mutant is the real code with one rule taken out, patched in from here: production code has no switches. `WHERE` says in
-which kind of world each of them shows. By hand: `make sim-cluster PROFILE=stormy MUTANT=stale-attempts-heard`.
+A mutant is the real code without one rule, patched from here: production code has no switches. `WHERE` names the
+profile in which each of them shows. By hand: `make sim-cluster PROFILE=stormy MUTANT=stale-attempts-heard`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -23,9 +24,12 @@ from holdfast.cluster.clock import Clock
 from holdfast.cluster.groups import FIRST_PARTITION_GROUP
 from holdfast.cluster.handlers.invoker import Invoker
 from holdfast.cluster.leading.leadership import Leadership, Outbox
+from holdfast.cluster.members import controller
 from holdfast.cluster.members.founding import Founding, write_founding
-from holdfast.cluster.node import Node
+from holdfast.cluster.members.joining import Joining
+from holdfast.cluster.members.operations import Operations
 from holdfast.cluster.partition import state
+from holdfast.cluster.peers.rpc import Refused, Unanswered
 from holdfast.cluster.registry.metalog import SharedRead
 from holdfast.cluster.routing.router import Router
 from holdfast.cluster.routing.watches import SLICE, Watches
@@ -37,7 +41,7 @@ from holdfast.cluster.values.janitor import Janitor
 from holdfast.log.errors import ProposalError
 from holdfast.log.host import Host
 from holdfast.log.replica import Replica
-from holdfast.sdk.ids import partition_of
+from holdfast.sdk.ids import InvocationId, partition_of
 from holdfast.snapshots import cut, restore, transfer
 from holdfast.snapshots.backups import digest_of, part_name
 from holdfast.snapshots.errors import SnapshotError
@@ -50,12 +54,13 @@ from holdfast.statemachine.commands import Announce, Deliver, Invoke, Ref, TrimO
 from holdfast.statemachine.effects import OK, DeleteObjects
 from holdfast.statemachine.meta import encode_state
 from tests.sim.cluster import backups as simulated_backups
+from tests.sim.cluster.loop import SimLoop
 
 Patch = tuple[Any, str, Any]
 
 
 class Instead:
-    """Another thing, but for some of its attributes."""
+    """Replaces another object, except for some of its attributes."""
 
     def __init__(self, other: Any, **attributes: Any) -> None:
         self.__dict__.update(attributes)
@@ -66,16 +71,16 @@ class Instead:
 
 
 def stale_attempts_heard() -> list[Patch]:
-    """What an attempt says counts, whether it is the newest or not."""
+    """Frames of any attempt count, not only those of the newest."""
 
-    def current(state: Any, ident: bytes, epoch: int) -> Any:
+    def current(state: Any, ident: InvocationId, epoch: int) -> Any:
         return state.load(ident)
 
     return [(attempts, "current", current)]
 
 
 def messages_taken_again() -> list[Patch]:
-    """The receiver does not count: it takes whatever it is sent."""
+    """The receiver does not count messages: it takes every one that it gets."""
 
     def deliver(state: Any, command: Deliver) -> Any:
         state.set_taken(command.source, command.first + len(command.messages) - 1)
@@ -86,7 +91,7 @@ def messages_taken_again() -> list[Patch]:
 
 
 def derived_before_announced() -> list[Patch]:
-    """A leader derives what there is to do from a state that lacks what its predecessors committed."""
+    """A leader derives its work from a state that lacks entries committed by its predecessors."""
 
     def begin(self: Any) -> None:
         if not self.ended:
@@ -97,11 +102,11 @@ def derived_before_announced() -> list[Patch]:
 
 
 def resubmitted_as_another() -> list[Patch]:
-    """What may have been invoked is invoked again under a new id."""
+    """After an unknown outcome, the invocation is submitted again with a new id."""
 
     async def submit_again(self: Any, number: int, command: Any, error: Any, deadline: float) -> Any:
         if type(command) is Invoke:
-            command = command._replace(id=command.id[:4] + os.urandom(12))
+            command = command._replace(id=InvocationId(command.id[:4] + os.urandom(12)))
         return await original(self, number, command, error, deadline)
 
     original = Router._submit_again
@@ -109,10 +114,10 @@ def resubmitted_as_another() -> list[Patch]:
 
 
 def watched_once() -> list[Patch]:
-    """Whoever waits is put under the watch of one leader, and never of the next."""
+    """A waiting client is registered with one leader, and never with the next."""
 
     async def put_under_watch(self: Any) -> None:
-        by_partition: dict[int, list[bytes]] = defaultdict(list)
+        by_partition: dict[int, list[InvocationId]] = defaultdict(list)
         for invocation in self._replies.unwatched:
             by_partition[partition_of(invocation, self._partitions)].append(invocation)
         for number, ids in by_partition.items():
@@ -125,7 +130,7 @@ def watched_once() -> list[Patch]:
 
 
 def early_messages_lost() -> list[Patch]:
-    """What a peer says while its disk is being written down is dropped."""
+    """Messages of a peer are dropped while its disk is being recorded."""
 
     def deliver(self: Any, peer: Any, session: int, envelopes: list[Any], now: float) -> None:
         if self.sessions.get(peer) == session:
@@ -136,7 +141,7 @@ def early_messages_lost() -> list[Patch]:
 
 
 def timers_by_the_wall() -> list[Patch]:
-    """The time of a node is whatever somebody set its wall clock to."""
+    """The time of a node is its wall clock, which may be changed."""
     return [(Clock, "now_ms", lambda self: int(self._wall()))]
 
 
@@ -155,7 +160,7 @@ def trimmed_before_taken() -> list[Patch]:
 
 
 def led_without_deployments() -> list[Patch]:
-    """A node leads before it knows which deployments there are, and does not ask before it gives up on one.
+    """A node leads before it knows the deployments, and does not ask before it gives up on one.
 
     Each of the two rules covers for the other in a simulated cluster, so both are off.
     """
@@ -164,32 +169,32 @@ def led_without_deployments() -> list[Patch]:
 
     async def ask_nobody(self: SharedRead) -> None: ...
 
-    return [(Node, "_catch_up", catch_up), (SharedRead, "__call__", ask_nobody)]
+    return [(Joining, "_catch_up", catch_up), (SharedRead, "__call__", ask_nobody)]
 
 
 def trimmed_before_durable() -> list[Patch]:
-    """The log is trimmed behind a snapshot whose name the disk does not know yet."""
+    """The log is trimmed up to a snapshot whose name is not durable yet."""
     return [(cut, "move_into_place", os.rename)]
 
 
 def found_names_trusted() -> list[Patch]:
-    """A snapshot that an earlier life left counts as durable, although that life may have ended before it was."""
+    """A snapshot of an earlier life counts as durable, although that life may have ended before it was."""
     return [(snapshots, "sync_path", lambda top, path: None)]
 
 
 def state_believed() -> list[Patch]:
-    """A state that nobody closed is gone on with, also after a power loss."""
+    """A state that was not closed is used, even after a power loss."""
 
     def doubt(path: Any, *, owner: str, boot: str) -> str | None:
         why = original(path, owner=owner, boot=boot)
-        return None if why == "the machine ended without closing it" else why
+        return None if why == "the machine went down without closing it" else why
 
     original = state._doubt
     return [(state, "_doubt", doubt)]
 
 
 def checksums_ignored() -> list[Patch]:
-    """What was fetched is taken for what was cut."""
+    """A fetched snapshot is installed without verification."""
 
     def verified(path: Path, expected: Any = ANY, work: Any = None) -> SnapshotFile:
         return SnapshotFile(path, read_header(path, expected))
@@ -201,7 +206,7 @@ def checksums_ignored() -> list[Patch]:
 
 
 def installed_without_snapshot() -> list[Patch]:
-    """A fetched snapshot becomes the state, which a power loss takes, and is not kept as a snapshot."""
+    """A fetched snapshot becomes the state, which a power loss destroys, and is not kept as a snapshot."""
 
     def swap(machine: Any, staged: Any, file: Any, path: Any) -> Any:
         return lambda: machine.swap(staged)
@@ -210,20 +215,23 @@ def installed_without_snapshot() -> list[Patch]:
 
 
 def serves_nothing_while_hollow() -> list[Patch]:
-    """A node that has lost the state of one partition serves none until it has fetched it."""
+    """A node that lost the state of one partition serves none until it has fetched it."""
 
     async def catch_up(self: Any) -> None:
         await original(self)
-        for group in list(self.log.host.hollow):
-            machine = self.machines[group - FIRST_PARTITION_GROUP]
-            await self.catch_up.fill(self.log, group, machine, sorted(self.config.peers))
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop) and loop.process.node is not None
+        node = loop.process.node
+        for group in list(node.log.host.hollow):
+            machine = node.replicas.machines[group - FIRST_PARTITION_GROUP]
+            await node.catch_up.fill(node.log, group, machine, lambda: sorted(node.config.peers))
 
-    original = Node._catch_up
-    return [(Node, "_catch_up", catch_up)]
+    original = Joining._catch_up
+    return [(Joining, "_catch_up", catch_up)]
 
 
 def messages_before_their_values() -> list[Patch]:
-    """Large values are left to whoever delivers the message."""
+    """Large values are left to the deliverer of the message."""
 
     async def stage(self: Any, number: int, ref: Any, chunk: Any) -> None: ...
 
@@ -231,7 +239,7 @@ def messages_before_their_values() -> list[Patch]:
 
 
 def large_values_overtaken() -> list[Patch]:
-    """What an attempt says behind a large value does not wait until that is staged."""
+    """Frames after a large value do not wait until it is staged."""
 
     def stage(self: Any, attempt: Any, wanted: Any, *, last: bool) -> None:
         async def go() -> None:
@@ -245,7 +253,7 @@ def large_values_overtaken() -> list[Patch]:
 
 
 def values_go_while_referred_to() -> list[Patch]:
-    """What was staged goes when its time comes, whoever refers to it."""
+    """A staged value is removed when its time comes, even if it is referenced."""
 
     def acquire(state: Any, payload: Any) -> None: ...
 
@@ -255,7 +263,7 @@ def values_go_while_referred_to() -> list[Patch]:
 
 
 def backed_up_one_by_one() -> list[Patch]:
-    """Partitions are copied at moments of their own, and nobody looks whether the copies fit together."""
+    """Partitions are copied at different moments, and the copies are not checked for consistency."""
 
     async def hold(self: Any, token: str, by_node: Any) -> None: ...
 
@@ -263,7 +271,7 @@ def backed_up_one_by_one() -> list[Patch]:
 
 
 def deployments_backed_up_first() -> list[Patch]:
-    """What a backup has of the meta group is from before its partitions."""
+    """A backup copies the meta group before its partitions."""
 
     async def round_(self: Any, job: Any, token: str, by_node: Any) -> Any:
         await self._meta_fresh()
@@ -279,7 +287,7 @@ def deployments_backed_up_first() -> list[Patch]:
 
 
 def backed_up_from_the_past() -> list[Patch]:
-    """Who leads copies what it has, and does not ask whether that is all that was acknowledged."""
+    """A leader copies its state without checking that it has everything acknowledged."""
 
     async def at_once() -> int:
         return 0
@@ -292,7 +300,7 @@ def backed_up_from_the_past() -> list[Patch]:
 
 
 def finished_too_early() -> list[Patch]:
-    """The manifest is written when the parts are named, and not when they are in the store."""
+    """The manifest is written when the parts are named, before they are in the store."""
 
     async def send(self: Any, round_: Any, url: str, prefix: str) -> None:
         for copy in round_.copies.values():
@@ -316,7 +324,7 @@ def finished_too_early() -> list[Patch]:
 
 
 def restored_logs_begin_at_nothing() -> list[Patch]:
-    """The log of a restored partition begins with its first entry, and not behind the restored state."""
+    """The log of a restored partition begins with entry 1, not after the restored state."""
 
     def match_machine(self: Any) -> None:
         if self.log.last_index == 0:
@@ -329,7 +337,7 @@ def restored_logs_begin_at_nothing() -> list[Patch]:
 
 
 def half_a_restore_believed() -> list[Patch]:
-    """A directory is one of the cluster before everything is in it."""
+    """A directory counts as one of the cluster before it is complete."""
 
     def restored(config: Any, store: Any, manifest: Any, **options: Any) -> Any:
         places = restoring.places_of(manifest.partitions, config.founders, config.replication)
@@ -347,17 +355,17 @@ def half_a_restore_believed() -> list[Patch]:
 
 
 def restored_names_trusted() -> list[Patch]:
-    """What an interrupted restore left counts as durable, although it may have ended before it was."""
+    """The files of an interrupted restore count as durable, although it may have ended before they were."""
     return [(restoring, "sync_directory", lambda path: None), (restoring, "sync_path", lambda top, path: None)]
 
 
 def directories_trusted() -> list[Patch]:
-    """Directories that an earlier life made count as durable, although that life may have ended before they were."""
+    """Directories of an earlier life count as durable, although that life may have ended before they were."""
     return [(snapshots, "sync_path", lambda top, path: sync_directory(path) if path.is_dir() else None)]
 
 
 def plan_forgotten_early() -> list[Patch]:
-    """How the cluster is founded is removed when it was read, and not when the cluster is formed."""
+    """The plan for founding the cluster is removed when it is read, not when the cluster is formed."""
 
     def read_plan(data: Path, founding: Any) -> Any:
         plan = original(data, founding)
@@ -371,7 +379,7 @@ def plan_forgotten_early() -> list[Patch]:
 
 
 def names_used_again() -> list[Patch]:
-    """An object of the store is named by what it holds, and by the minute. Whoever deletes one may hit a newer one."""
+    """An object of the store is named after its content and the minute. A deletion may hit a newer object."""
 
     def object_name(blob: bytes, created_ms: int, nonce: bytes) -> str:
         return original(blob, created_ms // 60_000 * 60_000, bytes(8))
@@ -381,17 +389,17 @@ def names_used_again() -> list[Patch]:
 
 
 def swept_while_under_way() -> list[Patch]:
-    """An object that the state does not know is deleted, although whoever put it is about to say so."""
+    """An object unknown to the state is deleted, although its writer is about to propose it."""
     return [(janitor, "ORPHAN_MS", -600_000)]
 
 
 def names_taken_late() -> list[Patch]:
-    """An object counts whenever somebody says that it is there."""
+    """An object counts whenever it is proposed."""
     return [(blobs, "KEEP_MS", 10**15), (janitor, "ORPHAN_MS", 300)]
 
 
 def deleted_while_kept() -> list[Patch]:
-    """An object is deleted with the last reference to its value, although the value can still be found and referred to."""
+    """An object is deleted with the last reference to its value, although the value can still be found and referenced."""
 
     def release(state: Any, payload: Any) -> None:
         original(state, payload)
@@ -404,7 +412,7 @@ def deleted_while_kept() -> list[Patch]:
 
 
 def deletions_not_derived() -> list[Patch]:
-    """A new leader deletes what becomes superfluous under it, and not what its predecessors left."""
+    """A new leader deletes objects that become superfluous under it, but not those of its predecessors."""
 
     async def run(self: Any) -> None:
         while True:
@@ -423,8 +431,38 @@ def deletions_not_derived() -> list[Patch]:
 
 
 def refused_without_need() -> list[Patch]:
-    """Who loses a leader for a moment refuses its clients, although there is a majority."""
+    """A node that loses its leader for a moment refuses its clients, although there is a majority."""
     return [(Router.submit, "__kwdefaults__", {"wait_s": 0.0})]
+
+
+def removed_looks_free() -> list[Patch]:
+    """A removed node is shown without replicas while it votes in the meta group, so an operator stops it too early."""
+    return [(Operations, "_votes_still", lambda self, node: False)]
+
+
+def newcomers_waited_for() -> list[Patch]:
+    """While a new node catches up with the meta group, all other changes of members wait, however long it takes."""
+    return [(controller, "META_S", 600.0)]
+
+
+def one_read_holds_up_all_watches() -> list[Patch]:
+    """A read that fails in one partition ends the round of all watches of its node."""
+
+    async def watch(self: Any, number: int, leader: str, ids: list[InvocationId]) -> None:
+        if leader == self._node:
+            completed = await self._completed_here(number, ids)
+        else:
+            try:
+                completed = await self._rpc.ask(leader, "watch", (number, ids), about=number)
+            except (Unanswered, Refused):
+                return
+        for invocation in ids:
+            self._replies.unwatched.pop(invocation, None)
+        for invocation, outcome in completed:
+            self._replies.settle(invocation, outcome)
+
+    # Reads give up sooner than in the product: alone, that does no harm.
+    return [(Watches, "_watch", watch), (Router.fresh, "__kwdefaults__", {"wait_s": 0.3})]
 
 
 MUTANTS: Final[dict[str, Callable[[], list[Patch]]]] = {
@@ -461,9 +499,12 @@ MUTANTS: Final[dict[str, Callable[[], list[Patch]]]] = {
     "restored-names-trusted": restored_names_trusted,
     "directories-trusted": directories_trusted,
     "plan-forgotten-early": plan_forgotten_early,
+    "removed-looks-free": removed_looks_free,
+    "newcomers-waited-for": newcomers_waited_for,
+    "one-read-holds-up-all-watches": one_read_holds_up_all_watches,
 }
 
-#: In which kind of world each of them shows.
+#: The profile in which each of them shows.
 WHERE: Final = {
     "stale-attempts-heard": "stormy",
     "messages-taken-again": "stormy",
@@ -498,14 +539,19 @@ WHERE: Final = {
     "restored-names-trusted": "restore",
     "directories-trusted": "restore",
     "plan-forgotten-early": "restore",
+    "removed-looks-free": "members",
+    "newcomers-waited-for": "members",
+    "one-read-holds-up-all-watches": "watched",
 }
 
-#: The seed that found it when it was last looked for, where that is not one of the first. Looked at before all others.
+#: The seed that last found it, unless it is among the first. It is tried before all others.
 SEEDS: Final = {
     "backed-up-from-the-past": 82,
     "backed-up-one-by-one": 10,
     "deleted-while-kept": 6,
+    "deletions-not-derived": 1,
     "deployments-backed-up-first": 83,
+    "derived-before-announced": 2,
     "directories-trusted": 477,
     "early-messages-lost": 37,
     "finished-too-early": 9,
@@ -515,9 +561,13 @@ SEEDS: Final = {
     "messages-taken-again": 10,
     "names-taken-late": 9,
     "names-used-again": 9,
+    "newcomers-waited-for": 119,
+    "plan-forgotten-early": 1,
     "refused-without-need": 19,
+    "removed-looks-free": 57,
     "restored-logs-begin-at-nothing": 3,
     "restored-names-trusted": 3,
+    "serves-nothing-while-hollow": 31,
     "stale-attempts-heard": 31,
     "swept-while-under-way": 9,
     "timers-by-the-wall": 5,

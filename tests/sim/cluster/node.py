@@ -1,30 +1,36 @@
-"""A whole node over a simulated machine: everything of `cluster.node.Node` but its disk, its network and its doors."""
+"""A whole node on a simulated machine: all of `cluster.node.Node` except its disk, its network and its doors."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.cluster.clock import Clock
 from holdfast.cluster.config import Config, Endpoint
-from holdfast.cluster.groups import FIRST_PARTITION_GROUP
-from holdfast.cluster.handlers.dispatch import Limits, Timing
-from holdfast.cluster.handlers.invoker import Invoker
+from holdfast.cluster.entropy import Entropy
+from holdfast.cluster.environment import Environment, Event
+from holdfast.cluster.handlers.dispatch import Timing
+from holdfast.cluster.handlers.protocols.native.protocol import Native
+from holdfast.cluster.http.exchange import Exchange
 from holdfast.cluster.node import Node
-from holdfast.cluster.partition.machine import PartitionMachine
-from holdfast.log.messages import GroupId
-from holdfast.log.node import LogNode, NodeConfig
+from holdfast.cluster.partition.machine import ORIGIN_BYTES, PartitionMachine
+from holdfast.cluster.registry.offer import Offer
+from holdfast.log import environment as log_environment
+from holdfast.log.environment import LinkEvents, NodeConfig
 from holdfast.log.replica import Committed
 from holdfast.log.rows import Rows
+from holdfast.snapshots.stores import Store
 from tests.sim.cluster.files import SimState
-from tests.sim.cluster.loop import SimLoop
+from tests.sim.cluster.loop import SimCondition, SimEvent
 
 if TYPE_CHECKING:
-    from tests.sim.cluster.world import Process
+    from tests.sim.cluster.world import Process, World
 
+#: Commits of two or more groups make rows, and rows come and go, as in a node with many groups.
+ROWS: Final = Rows(groups_min=2, recent_bytes=20_000, filed_every=4, kept_bytes=5_000, sparse=2, moved_max=16)
 T0_MS: Final = 1_700_000_000_000
 SERVICES: Final = (
     {"name": "tasks", "kind": "service", "handlers": [{"name": "play", "mode": "plain"}]},
@@ -38,10 +44,11 @@ SERVICES: Final = (
 
 
 class SimLinks:
-    """The peer links of one process. Which sessions there are is the world's to say."""
+    """The peer links of one process. The world decides which sessions exist."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, events: LinkEvents) -> None:
         self._process = process
+        self.events = events
 
     async def start(self) -> None: ...
 
@@ -72,7 +79,7 @@ class SimLinks:
 
 
 class SimWriter:
-    """Commits to the simulated disk: later, as a disk does."""
+    """Commits to the simulated disk, with a delay."""
 
     commit_s = commit_s_max = 0.0
 
@@ -88,63 +95,61 @@ class SimWriter:
     async def stop(self) -> None: ...
 
 
-class SimLogNode(LogNode):
-    """The real log node. Its disk, links, writer and dice are those of the process on whose loop it starts.
+class SimLog(log_environment.Environment):
+    """The simulated disk, links and random numbers of the log of a process."""
 
-    Commits of two groups and more make rows, and rows come and go, as in a node of many groups.
-    """
+    def __init__(self, process: Process) -> None:
+        self._process = process
 
-    def __init__(self, config: NodeConfig, **rest: Any) -> None:
-        super().__init__(
-            replace(
-                config,
-                rows=Rows(groups_min=2, recent_bytes=20_000, filed_every=4, kept_bytes=5_000, sparse=2, moved_max=16),
-            ),
-            **rest,
-        )
-
-    @property
-    def _process(self) -> Process:
-        return cast(SimLoop, self.loop).process
-
-    def _open_store(self) -> Any:
+    def open_store(self, config: NodeConfig) -> Any:
         return self._process.disk
 
-    def _open_links(self) -> Any:
-        return SimLinks(self._process)
+    def open_links(self, config: NodeConfig, store: Any, events: LinkEvents) -> Any:
+        self._process.links = SimLinks(self._process, events)
+        return self._process.links
 
-    def _start_writer(self) -> Any:
-        return SimWriter(self._process, self._committed)
+    def start_writer(self, store: Any, *, on_committed: Callable[[], None], **_: Any) -> Any:
+        return SimWriter(self._process, on_committed)
 
-    def _rng(self) -> random.Random:
+    def random(self) -> random.Random:
         return random.Random(self._process.world.rng.getrandbits(32))
 
 
 class WatchedMachine(PartitionMachine):
-    """The real machine, and an oracle that sees what it is about to apply."""
+    """The real machine, with an oracle that sees each command before it is applied."""
 
-    def __init__(self, process: Process, number: int, state: Any, *, partitions: int) -> None:
-        super().__init__(number, state, partitions=partitions)
+    def __init__(self, process: Process, number: int, state: Any, *, partitions: int, origin: bytes) -> None:
+        super().__init__(number, state, partitions=partitions, origin=origin)
         self._process = process
 
     def apply(self, entries: Sequence[Committed]) -> None:
+        node = self._process.node
+        if self._process.world.profile.deaf and node is not None and self.number in node.replicas.every:
+            node.replicas.every[self.number].settle = _tell_nobody
         self._process.world.oracle.about_to_apply(self._process.name, self.number, entries)
         super().apply(entries)
 
 
-class SimInvoker(Invoker):
-    """The real invoker; its streams lead to the simulated handlers."""
+def _tell_nobody(*_: object) -> None: ...
 
-    process: Process
 
-    @property
-    def session(self) -> Any:
-        return self.process.world.handlers.session(self.process)
+class SimProtocol(Native):
+    """The real protocol, with streams to the simulated handlers."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__()
+        self._process = process
+
+    def session(self, uri: str) -> Any:
+        return self._process.world.handlers.session(self._process)
+
+    async def discover(self, uri: str) -> Offer:
+        return await self._process.world.discover(uri)
 
 
 def config_of(process: Process) -> Config:
     world = process.world
-    # Founders were set up before anybody thought of the rest; whoever joins is told of all.
+    # Founders were configured before other nodes existed; a joining node is told of all.
     told = world.founders if process.name in world.founders else world.names
     others = {name: Endpoint("sim", 1) for name in told if name != process.name}
     profile = world.profile
@@ -163,78 +168,104 @@ def config_of(process: Process) -> Config:
         snapshot_interval=0.0,
         snapshot_rate_bytes=1 << 40,
         log_tail=profile.log_tail,
+        attempts_max=profile.attempts_max,
+        blob_threshold_bytes=profile.large,
     )
 
 
-class SimNode(Node):
-    log_class = SimLogNode
+class SimClock(Clock):
+    """Deadlines follow the clock of the machine. Times in output and files, and durations, follow the world's."""
 
     def __init__(self, process: Process) -> None:
-        world = process.world
-        loop = process.loop
-        assert loop is not None
+        super().__init__(steady=lambda: process.now() * 1000, wall=process.wall_ms)
+        self._world = process.world
 
-        def ended(error: BaseException) -> None:
-            if loop.alive:
-                world.violate(f"{process.name} ends: {type(error).__name__}: {error}")
+    def wall_s(self) -> float:
+        return T0_MS / 1000 + self._world.now
 
+    def monotonic_s(self) -> float:
+        return self._world.now + 1.0
+
+
+class SimEntropy(Entropy):
+    """Entropy that depends only on the seed."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def bytes(self, count: int) -> bytes:
+        return self._world.nonces.randbytes(count)
+
+    def bits(self, count: int) -> int:
+        return self._world.nonces.getrandbits(count)
+
+    def token(self, count: int) -> str:
+        return self._world.tokens.randbytes(count).hex()
+
+    def generator(self) -> random.Random:
+        return random.Random(self._world.rng.getrandbits(32))
+
+
+class SimEnvironment(Environment):
+    """The environment of the node of a process."""
+
+    def __init__(self, process: Process) -> None:
         super().__init__(
-            config_of(process),
-            clock=Clock(steady=lambda: process.now() * 1000, wall=process.wall_ms),
-            timing=Timing(connect_s=1.0, backoff_s=0.01, backoff_max_s=0.5, heartbeat_s=2.0, sweep_s=0.5),
-            log_timing=world.timing,
+            clock=SimClock(process),
+            entropy=SimEntropy(process.world),
             boot=process.boot_id,
-            on_fatal=ended,
+            log=SimLog(process),
+            rows=ROWS,
         )
-        self.process = process
-        self.stager.threshold = world.profile.large
+        self._process = process
 
-    async def start(self) -> None:
-        await self._make_rooms()
-        await self.log.start()
-        self.process.started_log()
-        self._tidy()
-        await self._join()
-        self.clients = self._clients()
-        self.registry.discover = self.process.world.discover  # type: ignore[method-assign]
-        self._watch_store()
-        self.process.serving = True
-
-    def _new_machine(self, number: int) -> PartitionMachine:
+    def open_machine(
+        self, number: int, path: Path, *, owner: str, restore: Callable[[Path], object], partitions: int
+    ) -> PartitionMachine:
+        process = self._process
         state = SimState.open(
-            self.config.data / "state" / f"{number:04d}",
-            owner=self.log.disk,
-            boot=self._boot,
-            restore=self.snapshots.restorer(GroupId(FIRST_PARTITION_GROUP + number)),
+            path, owner=owner, boot=self.boot, restore=restore, condition=lambda: SimCondition(process.world)
         )
-        assert isinstance(state, SimState)
-        state.files = self.process.files
-        self.process.states[number] = state
-        if self.founding.restored:
-            self.process.world.oracle.begins_with(self.process, number, state)
-        return WatchedMachine(self.process, number, state, partitions=self._count)
+        state.files, state.forget = process.files, lambda: process.states.pop(number)
+        process.states[number] = state
+        node = process.node
+        if node is not None and node.founding.restored:
+            process.world.oracle.begins_with(process, number, state)
+        return WatchedMachine(process, number, state, partitions=partitions, origin=self.entropy.bytes(ORIGIN_BYTES))
 
-    def _close_partition(self, number: int) -> None:
-        super()._close_partition(number)
-        del self.process.states[number]
+    def open_store(self, url: str, *, hasty: bool = False) -> Store:
+        world = self._process.world
+        return world.vault if url == world.vault.url else world.store
 
-    async def _fill(self, number: int) -> None:
-        self.process.world.oracle.is_hollow(self.process, FIRST_PARTITION_GROUP + number)
-        await super()._fill(number)
+    def event(self) -> Event:
+        return SimEvent(self._process.world)
 
-    def _adopt(self, number: int) -> None:
-        super()._adopt(number)
-        if self.process.world.profile.deaf:
-            self._every[number].settle = lambda *_: None
 
-    def _invoker(self) -> Invoker:
-        invoker = SimInvoker(
-            self.registry,
-            self.clock,
-            limits=Limits(streamed=self.process.world.profile.attempts_max),
-            timing=self._timing,
-            rng=random.Random(self.process.world.rng.getrandbits(32)),
-            stager=self.stager,
-        )
-        invoker.process = self.process
-        return invoker
+def node_of(process: Process) -> Node:
+    """The node of a process that has just started, on the loop of that process."""
+    world, loop = process.world, process.loop
+    assert loop is not None
+
+    def ended(error: BaseException) -> None:
+        if loop.alive:
+            world.violate(f"{process.name} ends: {type(error).__name__}: {error}")
+
+    return Node(
+        config_of(process),
+        SimEnvironment(process),
+        timing=Timing(connect_s=1.0, backoff_s=0.01, backoff_max_s=0.5, sweep_s=0.5),
+        log_timing=world.timing,
+        protocol=SimProtocol(process),
+        on_fatal=ended,
+    )
+
+
+async def start(process: Process, node: Node) -> None:
+    """Like `Node.start`, without the doors: clients of the simulator do not use HTTP."""
+    await node.open()
+    process.linked = True
+    for group in sorted(node.log.host.hollow):
+        process.world.oracle.is_hollow(process, group)
+    serving = await node.join()
+    process.door = Exchange(node.config, serving.clients, source="ingress")
+    process.serving = True

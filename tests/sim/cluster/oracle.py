@@ -1,9 +1,9 @@
-"""What must be true of a cluster, whatever happens to it.
+"""The invariants of a cluster, which hold under all faults.
 
-The oracle keeps a reference of each partition: the real state machine over every entry in the order of the log, fed by
-whichever replica comes first to it. So it is never behind any node, and each command can be looked at in the state that it
-meets. What it checks, it checks by its own means: the epoch of an attempt, the numbers of messages between partitions and the
-time of a timer are compared here, not by the code that is to keep them.
+The oracle keeps a reference of each partition: the real state machine over every entry in log order, fed by the first
+replica that applies it. So it is never behind any node, and can examine each command in the state that it meets. It
+checks by its own means: the epoch of an attempt, the numbers of messages between partitions and the time of a timer are
+compared here, not by the code under test.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.log.replica import Committed
-from holdfast.sdk.ids import partition_of
+from holdfast.sdk.ids import InvocationId, partition_of
 from holdfast.sdk.journal import Op, Step, unpack_step
-from holdfast.statemachine import blobs, queries, refs, tables
-from holdfast.statemachine.blobs import MISSING
+from holdfast.statemachine import blobs, explain, queries, refs, tables
 from holdfast.statemachine.commands import (
     AbandonStep,
     Announce,
@@ -42,7 +41,7 @@ from holdfast.statemachine.commands import (
     TrimOutbox,
     decode_batch,
 )
-from holdfast.statemachine.effects import Reply, Result, Status
+from holdfast.statemachine.effects import Code, Reply, Result, Status
 from holdfast.statemachine.levels import FIRST
 from holdfast.statemachine.machine import apply
 from holdfast.statemachine.memory import Memory
@@ -55,11 +54,11 @@ from tests.statemachine.found import objects_in
 if TYPE_CHECKING:
     from tests.sim.cluster.world import Process, World
 
-#: What an attempt says, and what only the newest one may say.
+#: Commands of attempts, which only the newest attempt may issue.
 OF_ATTEMPTS: Final = (
     RecordStep, RecordIntent, RecordRunFailure, RecordRunOutcome, AbandonStep, SuspendAttempt, Complete, FailAttempt,
 )  # fmt: skip
-#: By how much the clocks of nodes may differ at most, with what they drift in a run.
+#: The maximum difference of the nodes' clocks, including their drift in a run.
 CLOCKS_MS: Final = 150
 
 
@@ -67,12 +66,12 @@ class Reference:
     def __init__(self, number: int, partitions: int) -> None:
         self.number = number
         self.txn = Memory()
-        self.core = State(number, partitions, level=FIRST)  # As every partition begins.
+        self.core = State(number, partitions, level=FIRST)  # The initial state of every partition.
         self.index = 0
         self.seen: list[int] = [0]  # A checksum of each entry,
-        self.entries: list[Sequence[bytes]] = [()]  # and what it says.
+        self.entries: list[Sequence[bytes]] = [()]  # and its content.
         self.term = 0
-        self.sleeps: dict[tuple[bytes, int], int] = {}  # when they are due
+        self.sleeps: dict[tuple[InvocationId, int], int] = {}  # when they are due
 
     def sent(self, target: int) -> int:
         raw = self.txn.get(tables.SENT + tables.partition_bytes(target))
@@ -83,20 +82,20 @@ class Reference:
         return 0 if raw is None else int(unpack(raw))
 
     def kept(self, target: int) -> int:
-        """The oldest message to another partition that is still here; without any, the one that comes next."""
+        """The oldest message to another partition that is still kept; if there is none, the next one."""
         first, messages = queries.outbox(self.txn, target, 0, 1)
         return first if messages else self.sent(target) + 1
 
-    def step(self, ident: bytes, index: int) -> Step | None:
+    def step(self, ident: InvocationId, index: int) -> Step | None:
         raw = queries.journal(self.txn, ident, index, 1)
         return unpack_step(raw[0]) if raw else None
 
-    def step_keys(self, ident: bytes) -> set[str]:
+    def step_keys(self, ident: InvocationId) -> set[str]:
         return {unpack_step(raw).key for raw in queries.journal(self.txn, ident, 0, 10_000)}
 
     def active(self) -> list[Invocation]:
         rows = self.txn.scan(tables.ACTIVE, tables.after(tables.ACTIVE))
-        return [unpack_invocation(key[1:], raw) for key, raw in rows]
+        return [unpack_invocation(InvocationId(key[1:]), raw) for key, raw in rows]
 
 
 class Oracle:
@@ -104,12 +103,12 @@ class Oracle:
         self.world = world
         self.partitions = world.profile.partitions
         self.references = [Reference(number, self.partitions) for number in range(self.partitions)]
-        self.invoked: set[bytes] = set()
-        self.completed: dict[bytes, list[Any]] = {}
-        self.told: dict[bytes, list[Any]] = {}  # What clients were told.
+        self.invoked: set[InvocationId] = set()
+        self.completed: dict[InvocationId, list[Any]] = {}
+        self.told: dict[InvocationId, list[Any]] = {}  # The answers that clients got.
         self.taken: dict[tuple[int, int], int] = defaultdict(int)  # (source, target): newest message taken
 
-    def reference(self, ident: bytes) -> Reference:
+    def reference(self, ident: InvocationId) -> Reference:
         return self.references[partition_of(ident, self.partitions)]
 
     # -- the log -------------------------------------------------------------------------------------------------------
@@ -182,7 +181,7 @@ class Oracle:
             self.whole(reference, Ref(1, command.blob))
 
     def whole(self, reference: Reference, ref: Ref) -> bytes:
-        """A value, wherever it is. It is where the state says, and as it was."""
+        """A value, wherever it is stored. It is where the state says, and unchanged."""
         name = queries.place(reference.txn, ref.data)
         if not name:
             return queries.whole(reference.txn, ref)
@@ -193,7 +192,7 @@ class Oracle:
         return refs.restored(ref, data)
 
     def deleted(self, name: str) -> None:
-        """Somebody deleted an object of the store. Nothing may refer to it, then or ever."""
+        """An object of the store was deleted. Nothing may refer to it, now or later."""
         self.world.counts["objects deleted"] += 1
         _, _, number, last = name.split("/")
         if number.isdigit() and last in self._objects(self.references[int(number)]):
@@ -205,7 +204,7 @@ class Oracle:
         return {unpack_blob(key[1:], raw).object for key, raw in rows} - {""}
 
     def is_tidy(self) -> bool:
-        """The store has no value that no state knows."""
+        """The store has no value that is unknown to all states."""
         return all(
             self.world.store.values(reference.number).keys() <= self._objects(reference)
             and not queries.objects_to_delete(reference.txn, 1)
@@ -215,14 +214,14 @@ class Oracle:
     def _completed(self, effect: Reply) -> None:
         if effect.id in self.completed:
             self.violate(f"{effect.id.hex()} completed twice")
-        # The value of a reference is there when it is applied, and the test of what is left finds out whether it stays.
+        # The value of a reference exists when it is applied; the check of the leftovers finds out whether it stays.
         self.completed[effect.id] = self._whole_outcome(effect.id, effect.outcome) or []
 
-    def _whole_outcome(self, ident: bytes, outcome: list[Any] | None) -> list[Any] | None:
+    def _whole_outcome(self, ident: InvocationId, outcome: list[Any] | None) -> list[Any] | None:
         return refs.filled_outcome(outcome, partial(self.whole, self.reference(ident)))
 
     def _delivered(self, reference: Reference, command: Deliver, result: Result) -> None:
-        """Each message once, in order, and as it was sent."""
+        """Each message once, in order, and unchanged."""
         pair = (command.source, reference.number)
         taken, last = self.taken[pair], command.first + len(command.messages) - 1
         if command.first > taken + 1:
@@ -233,7 +232,7 @@ class Oracle:
             self.world.counts["deliveries doubled"] += 1
             if result.code != 200:
                 self.violate(f"partition {pair[1]} took messages {command.first} to {last} of {pair[0]} again")
-        elif result.code == MISSING:
+        elif result.code == Code.VALUE_MISSING:
             self.world.counts["deliveries before their values refused"] += 1
         else:
             first, sent = queries.outbox(self.references[command.source].txn, pair[1], taken, last - taken)
@@ -256,7 +255,7 @@ class Oracle:
     # -- snapshots -------------------------------------------------------------------------------------------------------
 
     def about_to_trim(self, process: Process, group: int, index: int) -> None:
-        """What the log forgets, a snapshot has, and a power loss in this very moment leaves it."""
+        """A snapshot has everything that the log forgets, and survives a power loss at this very moment."""
         assert process.node is not None
         durable = process.files.durable_snapshot(process.node.snapshots.directory(group))
         if durable < index:
@@ -265,7 +264,7 @@ class Oracle:
         self.world.counts["trims"] += 1
 
     def is_hollow(self, process: Process, group: int) -> None:
-        """Its state is gone and so are its snapshots. Only somebody who removes files does that."""
+        """Its state and its snapshots are gone, which only the removal of files can cause."""
         self.world.counts["hollow groups"] += 1
         if group not in process.wiped:
             self.violate(f"{process.name} has nothing to begin group {group} with, and nobody removed anything")
@@ -273,7 +272,7 @@ class Oracle:
     # -- backups ---------------------------------------------------------------------------------------------------------
 
     def rewind(self, indexes: Sequence[int]) -> Oracle:
-        """What is to be expected of a cluster that goes on from these entries of the partitions' logs."""
+        """The expectations of a cluster that continues from these entries of the partitions' logs."""
         made = Oracle(self.world)
         for reference, old, index in zip(made.references, self.references, indexes, strict=True):
             reference.index, reference.seen = index, old.seen[: index + 1]
@@ -291,11 +290,11 @@ class Oracle:
                             made.completed[effect.id] = outcome or []
             for source in range(self.partitions):
                 made.taken[source, reference.number] = reference.taken(source)
-        made.told = self.told  # Who was told something is told the same when it asks again.
+        made.told = self.told  # A repeated request gets the same answer.
         return made
 
     def why_not_together(self) -> str | None:
-        """Whether a message between the partitions is lost or of nobody."""
+        """Whether a message between the partitions is lost or invented."""
         for source in self.references:
             for target in self.references:
                 kept, taken, sent = source.kept(target.number), target.taken(source.number), source.sent(target.number)
@@ -305,9 +304,9 @@ class Oracle:
         return None
 
     def begins_with(self, process: Process, number: int, state: Any) -> None:
-        """A replica opens its state in a cluster that was made from a backup."""
+        """A replica opens its state in a cluster that was restored from a backup."""
         reference = self.references[number]
-        if state.applied[0] == reference.index and any(reference.entries):  # Something was applied, and left its rows.
+        if state.applied[0] == reference.index and any(reference.entries):  # Entries were applied and left their rows.
             self.world.counts["states compared with the backup's"] += 1
             with state.read() as held:
                 if queries.digest(held) != queries.digest(reference.txn):
@@ -315,8 +314,8 @@ class Oracle:
 
     # -- the world outside ---------------------------------------------------------------------------------------------
 
-    def about_to_run(self, ident: bytes, epoch: int, key: str) -> None:
-        """A result that is journaled is never computed again, by the attempt that counts."""
+    def about_to_run(self, ident: InvocationId, epoch: int, key: str) -> None:
+        """A journaled result is never computed again by the current attempt."""
         txn = self.reference(ident).txn
         record = queries.load(txn, ident)
         if record is not None and record.epoch == epoch and record.status == Status.RUNNING:
@@ -325,7 +324,7 @@ class Oracle:
                 if step.key == key and step.done:
                     self.violate(f"{key} of {ident.hex()} runs again, although its result is journaled")
 
-    def was_told(self, ident: bytes, outcome: list[Any]) -> None:
+    def was_told(self, ident: InvocationId, outcome: list[Any]) -> None:
         self.told[ident] = outcome
         known = self.completed.get(ident)
         if known != outcome:
@@ -337,7 +336,7 @@ class Oracle:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def is_quiet(self) -> bool:
-        """Nothing is left to do, and every replica knows it."""
+        """No work is left, and every replica knows it."""
         if any(reference.active() for reference in self.references) or not self.is_tidy():
             return False
         for reference in self.references:
@@ -356,7 +355,7 @@ class Oracle:
 
     def what_is_left(self) -> str:
         left = [
-            f"{record.id.hex()} {record.service}/{record.key}: {queries.why_not_running(reference.txn, record.id)}"
+            f"{record.id.hex()} {record.service}/{record.key}: {explain.why_not_running(reference.txn, record.id)}"
             for reference in self.references
             for record in reference.active()
         ]
@@ -385,7 +384,7 @@ class Oracle:
             for key, _ in reference.txn.scan(tables.BLOB, tables.after(tables.BLOB)):
                 blob = blobs.find(reference.txn, key[1:])
                 if blob is not None and blob.object:
-                    self.whole(reference, Ref(1, blob.id))
+                    self.whole(reference, Ref(1, blob.name))
             digest = queries.digest(reference.txn)
             for name, process in self.world.processes.items():
                 if not self.world.hosts(process, reference.number):
@@ -399,7 +398,7 @@ class Oracle:
                 self.violate(f"{ident.hex()} is not what a client was told")
 
     def objects(self) -> tuple[dict[str, int], dict[str, list[str]]]:
-        """(sums by key, what each sender's messages were seen as)"""
+        """The sums by key, and the messages seen of each sender."""
         by_txn = {id(reference.txn): reference for reference in self.references}
 
         def value_in(txn: Any, payload: Payload) -> bytes:

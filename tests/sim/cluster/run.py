@@ -1,4 +1,4 @@
-"""One seed: a cluster is founded, clients come, faults come, everything is healed, and then the reckoning."""
+"""One seed: a cluster is founded, clients and faults come, everything is repaired, and then everything is checked."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.cluster.errors import Circumstance
-from holdfast.cluster.groups import FIRST_PARTITION_GROUP
+from holdfast.cluster.groups import FIRST_PARTITION_GROUP, META_GROUP
+from holdfast.cluster.members.operations import read_node
+from holdfast.cluster.node import Node
 from holdfast.log.messages import GroupId
 from holdfast.statemachine.members import ACTIVE, REMOVED
 from tests.sim.cluster.backups import Backups, Restoration
 from tests.sim.cluster.clients import Clients
-from tests.sim.cluster.node import SimNode
-from tests.sim.cluster.world import Process, Profile, World
+from tests.sim.cluster.profile import Profile
+from tests.sim.cluster.world import Process, World
 from tests.sim.oracle import Violation
 
 PROFILES: Final = {
@@ -49,9 +51,9 @@ PROFILES: Final = {
         ),
     )
 }
-BEGINS_S: Final = 20.0  # By then a cluster has formed, if nothing disturbs it.
-HEALED_S: Final = 60.0  # By then everything has come to its end.
-AFTER_S: Final = 1.5  # So long faults go on in a cluster that was made from a backup.
+BEGINS_S: Final = 20.0  # By then a cluster has formed, without faults.
+HEALED_S: Final = 60.0  # By then all work has ended.
+AFTER_S: Final = 1.5  # Duration of the faults in a restored cluster.
 
 
 class Faults:
@@ -104,11 +106,11 @@ class Faults:
         return self.world.rng.choice(self.machines())
 
     def machines(self) -> list[Process]:
-        """That are there, whatever is on them."""
+        """The existing machines, whatever runs on them."""
         return [self.world.processes[name] for name in self.world.names]
 
     def leaders(self) -> list[Process]:
-        """Who leads some partition."""
+        """The nodes that lead some partition."""
         group = FIRST_PARTITION_GROUP + self.world.rng.randrange(self.world.profile.partitions)
         for process in self.world.serving():
             if _leads(process, group):
@@ -130,7 +132,7 @@ class Faults:
             if process.node is not None and process.serving:
                 self._stop(process, process.node)
 
-    def _stop(self, process: Process, node: SimNode) -> None:
+    def _stop(self, process: Process, node: Node) -> None:
         boots = process.boots
 
         def stopped(task: asyncio.Task[None]) -> None:
@@ -142,15 +144,16 @@ class Faults:
 
         def stop() -> None:
             if not process.serving:
-                return  # Told before, while the process was paused; a second SIGTERM says nothing new.
+                return  # Signalled before, while the process was paused; a second SIGTERM changes nothing.
             process.serving = False
-            node.clients.stop()
+            assert process.door is not None
+            process.door.stop()
             asyncio.get_running_loop().create_task(node.stop()).add_done_callback(stopped)
 
         process.run(stop)
 
     def fill(self) -> None:
-        """A disk is full, and somebody makes room."""
+        """A disk is full for a while."""
         process = self.anybody()
         process.full = process.disk.full = True
 
@@ -170,16 +173,16 @@ class Faults:
     # -- members -----------------------------------------------------------------------------------------------------------
 
     def join(self) -> None:
-        """A new machine: the cluster is told of it, and it starts."""
+        """A new machine: it is added to the cluster, and starts."""
         new = [p for p in self.world.processes.values() if not p.is_member and not p.boots]
         if new:
             process = new[0]
             process.is_member = True
             process.boot_if_down()
-            self.clients.operate_on(lambda operations: operations.add(process.name, "sim:1", ""), "joins")
+            self.clients.operate_on(lambda operations: operations.add(read_node(process.name, "sim:1", "")), "joins")
 
     def leave(self) -> None:
-        """A node is removed for ever, one at a time and if enough are left: after its death, or while it works."""
+        """A node is removed permanently, one at a time and if enough are left: after its death, or while it works."""
         world = self.world
         members = world.members()
         if not self.can_spare_one():
@@ -198,7 +201,7 @@ class Faults:
         self.clients.operate_on(lambda operations: operations.remove(process.name, force=False), "leaves", removed)
 
     def can_spare_one(self) -> bool:
-        """A careful operator looks first: one at a time, and only if each partition has three replicas on four nodes."""
+        """A careful operator checks first: one at a time, and only if each partition has three replicas on four nodes."""
         memberships = [p.node.meta.state.membership for p in self.world.serving() if p.node is not None]
         return (
             self.leaving is None
@@ -211,21 +214,24 @@ class Faults:
         )
 
     def _let_go(self, process: Process) -> None:
-        """Whoever removed it waits until every node shows it with 0 replicas, as `holdfast cluster remove` says."""
+        """The operator waits until every node shows it with 0 replicas, as `holdfast cluster remove` says."""
         world = self.world
         if process.is_member:
             self.leaving = None
             return
-        nodes = [p.node for p in world.serving() if p.node is not None and p is not process]
+        nodes = [p.node for p in world.serving() if p.node is not None and p.node.is_serving and p is not process]
         shown = [
             None
             if (known := node.meta.state.membership.nodes.get(process.name)) is None
-            else node.operations.show(known)
+            else node.serving.operations.show(known)
             for node in nodes
         ]
         if not shown or any(view is None or view["state"] != REMOVED or view["replicas"] for view in shown):
             world.after(0.3, lambda: self._let_go(process))
             return
+        voters = {name for node in nodes for name in node.log.group(META_GROUP).status().members}
+        if process.name in voters:
+            world.violate(f"{process.name} is shown with 0 replicas while it votes in the meta group")
         self.leaving = None
         process.kill(power=False)
 
@@ -246,9 +252,9 @@ class Faults:
         self.clients.operate_on(lambda operations: operations.drain(name, move=move), "drains", drained)
 
     def wipe(self) -> None:
-        """A process dies, and before it is back, somebody removes or damages files of one partition.
+        """A process dies, and before it restarts, files of one partition are removed or damaged.
 
-        The snapshots go on one node at a time: what a majority has lost, and the store, is lost.
+        Snapshots are removed from one node at a time: data lost by a majority and by the store is lost.
         """
         world = self.world
         process, number = self.anybody(), world.rng.randrange(world.profile.partitions)
@@ -268,7 +274,7 @@ class Faults:
                 process.files.wipe(kept)
             case "damage":
                 process.wiped.add(group)
-                world.excused += ("a snapshot is passed over",)
+                world.excused += ("skipping a snapshot",)
                 process.files.wipe(state)
                 process.files.damage(world.rng, f"{kept}/*.snapshot")
 
@@ -322,7 +328,7 @@ class Faults:
                 process.run(lambda n=node: n.log.group(group).transfer(to))  # type: ignore[misc]
 
     def jump(self) -> None:
-        """Somebody sets the wall clock, and sets it right again before the node starts anew."""
+        """The wall clock is changed, and corrected before the node restarts."""
         self.anybody().jumped_ms = self.world.rng.choice([-3_600_000.0, -5000.0, 5000.0, 3_600_000.0])
 
     def kill_host(self) -> None:
@@ -342,13 +348,13 @@ def heal(world: World) -> None:
     for process in world.processes.values():
         process.slow_until = process.jumped_ms = 0.0
         process.full = process.disk.full = False
-        # Turns that were put off until the end of a pause come at its end; all else goes on at once.
+        # Turns delayed until the end of a pause come at its end; everything else continues at once.
         process.paused_until = min(process.paused_until, world.now)
         process.boot_if_down()
 
 
 def run(seed: int, profile: Profile) -> World:
-    """The whole life of one seed. Raises Violation."""
+    """The whole run of one seed. Raises Violation."""
     world = World(seed, profile)
     with world.determined():
         _live(world)
@@ -361,7 +367,7 @@ def _live(world: World) -> None:
     for process in world.members():
         world.after(world.rng.uniform(0.0, 0.3), process.boot)
     clients.open()
-    early = world.rng.random() < 0.3  # Faults from the first moment on, or once there are clients.
+    early = world.rng.random() < 0.3  # Faults from the beginning, or once there are clients.
     if early:
         faults.begin()
     if not world.run_until(BEGINS_S, done=lambda: clients.began_at is not None) and not early:
@@ -387,13 +393,14 @@ def _live(world: World) -> None:
         agree = len({node.meta.applied for node in members if node is not None}) == 1
         return agree and len(members) == len(world.members()) and not any(map(_busy, world.serving()))
 
-    # Somebody may have begun to lead meanwhile, or fire a timer, or still be about to stop and start, or to wake from a pause.
+    # A node may have begun to lead in the meantime, fire a timer, or be about to stop and start, or to wake from a
+    # pause.
     world.run_until(world.now + 10.0, done=lambda: is_over() and is_idle())
     _reckon(world, clients)
 
 
 def _lose_and_restore(world: World, clients: Clients, faults: Faults) -> None:
-    """The cluster is backed up while it works, is lost, and another one is made from one of its backups."""
+    """The cluster is backed up while it works, is lost, and another one is restored from one of its backups."""
     backups = Backups(world, clients)
     backups.begin()
     world.run_until(world.now + world.profile.faulty_s + world.rng.uniform(0.0, 1.0))
@@ -442,7 +449,7 @@ def _reckon(world: World, clients: Clients) -> None:
 
 
 def _check_node(world: World, process: Process, clients: Clients) -> None:
-    """What was registered is known, and nothing is left of what is over."""
+    """Registered deployments are known, and finished work left nothing behind."""
     node = process.node
     if node is None or not process.serving:
         world.violate(f"{process.name} does not serve in the end")

@@ -1,7 +1,7 @@
-"""The named steps of a snapshot's life and of a backup's, and a process that may die before or after each of them.
+"""The named steps of a snapshot and of a backup, and a process that may die before or after each of them.
 
-What runs is the real code; each step of it is wrapped. So a crash falls between a file and its name, between a snapshot and
-the log that is told of it, between a new state and the log that goes on from it, or between a part of a backup and the next.
+The real code runs, with each step wrapped. So a crash falls between a file and its name, between a snapshot and the log
+that learns of it, between a new state and the log that continues from it, or between two parts of a backup.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from holdfast.snapshots.restore import Staged
 if TYPE_CHECKING:
     from tests.sim.cluster.world import World
 
-#: What dies always comes no further.
+#: A process that always dies makes no progress.
 CRASHES_MAX: Final = 0.5
-#: (name, where it is, what it is called there, how much likelier a crash is there: some steps are rare)
+#: (name, place, name at that place, relative likelihood of a crash there: some steps are rare)
 STEPS: Final = (
     ("cut", snapshots, "cut_blocking", 1.0),
     ("verify", snapshots, "verify", 1.0),
@@ -64,7 +64,7 @@ STEPS: Final = (
 
 @contextmanager
 def watched(world: World) -> Iterator[None]:
-    """For as long as this lasts, processes die at the steps of snapshots as the profile of the world says."""
+    """During this block, processes die at the steps of snapshots with the probability of the profile."""
     with ExitStack() as stack:
         for name, owner, attribute, weight in STEPS:
             original = getattr(owner, attribute)

@@ -1,4 +1,4 @@
-"""The store that all nodes share: objects in memory, behind the interface of the real ones, with the faults of real ones."""
+"""The shared store: objects in memory, behind the interface of the real stores, with the faults of real ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SimStore:
         self.world = world
         self.objects: dict[str, tuple[bytes, int]] = {}  # name -> content, when it was written
         self.down_until = 0.0
-        self._listed: list[Stat] = []  # What a stale listing shows.
+        self._listed: list[Stat] = []  # The content of a stale listing.
 
     def _fail_at_times(self, name: str) -> None:
         world = self.world
@@ -40,7 +40,7 @@ class SimStore:
             raise StoreFailed(self.url, f"{name}: internal error")
 
     def _trouble(self, name: str) -> None:
-        """Whoever needs a value that is here has an excuse."""
+        """A reader of a value that is here has an excuse."""
         if name.startswith(VALUES) and self.world.running is not None:
             self.world.running.troubled_at = self.world.now
 
@@ -100,17 +100,17 @@ class SimStore:
                 raise Unreachable(self.url, "the connection broke before the answer")
 
     def check(self) -> None:
-        probe(self)
+        probe(self, self.world.tokens.randbytes(8).hex())
 
     def values(self, number: int) -> dict[str, bytes]:
-        """The large values of a partition, by the names that its state knows them by."""
+        """The large values of a partition, by the names in its state."""
         found = ((name.split("/"), data) for name, (data, _) in self.objects.items() if name.startswith(VALUES))
         return {parts[3]: data for parts, data in found if parts[2] == f"{number:04d}"}
 
     # -- faults ----------------------------------------------------------------------------------------------------------
 
     def _snapshots(self) -> tuple[str, ...]:
-        """What nodes can do without. A lost value needs an operator."""
+        """Snapshots are dispensable for nodes. A lost value needs an operator."""
         return tuple(sorted(name for name in self.objects if not name.startswith(VALUES)))
 
     def lose(self) -> None:
@@ -119,13 +119,13 @@ class SimStore:
 
     def damage(self) -> None:
         if names := self._snapshots():
-            newest = {name.rpartition("/")[0]: name for name in names}  # Those that are fetched.
+            newest = {name.rpartition("/")[0]: name for name in names}  # Snapshots that are fetched.
             name = self.world.rng.choice(sorted(newest.values()))
             content, at = self.objects[name]
             self.objects[name] = (damaged(self.world.rng, content, self.world.disks.root / "damaging"), at)
 
 
 class Vault(SimStore):
-    """Where backups go: another store, which outlives the cluster."""
+    """The place of backups: another store, which outlives the cluster."""
 
     url = "s3://vault/sim"

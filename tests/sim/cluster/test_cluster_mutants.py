@@ -1,4 +1,4 @@
-"""The simulator of clusters can see: without any one of the rules, it finds a violation."""
+"""The simulator of clusters can see: without any single rule, it finds a violation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.sim.cluster.batch import BATCH
 from tests.sim.cluster.mutants import MUTANTS, SEEDS, WHERE
 from tests.sim.cluster.regressions import REGRESSIONS
 
-#: Most are found in the first few seeds; a change of the dice must not hide the rarest.
+#: Most are found in the first few seeds; a change of the random choices must not hide the rarest.
 SEEDS_MAX: Final = 300
 
 

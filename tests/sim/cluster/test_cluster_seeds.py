@@ -1,4 +1,4 @@
-"""Simulated clusters, whole: what was accepted completes once, as it must, wherever and whenever nodes and links fail."""
+"""Simulated clusters: accepted requests complete once, correctly, wherever and whenever nodes and links fail."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.sim.cluster.regressions import REGRESSIONS, Regression
 from tests.sim.cluster.steps import STEPS
 
 SEEDS: Final = 500
-#: Each must have happened somewhere in the seeds, or the simulator no longer does what it says.
+#: Each must have happened in some seed, or the simulator no longer covers it.
 FAULTS: Final = (
     "attempts failed",
     "backups cancelled",
@@ -121,7 +121,7 @@ def test_a_cluster_that_once_failed_does_not_any_more(known: Regression) -> None
 @pytest.mark.slow("many seeds, each run twice")
 def test_the_same_seed_is_the_same_cluster() -> None:
     """In another order and other processes, with other hashes: byte for byte."""
-    # In these restores nodes stop while several tasks are under way: what is cancelled first must not depend on addresses.
+    # In these restores nodes stop while several tasks run: the order of cancellation must not depend on addresses.
     restores = [Job(seed, "restore") for seed in range(374, 379)]
     work = [*BATCH.jobs(5000, 14, None), *restores]
     program = (

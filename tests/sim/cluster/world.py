@@ -1,7 +1,7 @@
-"""Whole clusters in one thread: processes, their machines, the network between them, and the time of it all.
+"""Whole clusters in one thread: processes, their machines, the network between them, and virtual time.
 
-Everything random comes from one seeded generator, and everything happens through one queue of events, so a seed is a run:
-the same twice, byte for byte. What is random in the code under test is drawn from the same generator (`determined`).
+All random numbers come from one seeded generator, and all events go through one queue, so a seed determines a run byte for
+byte. Nodes draw their random numbers from the same generator (`node.SimEntropy`).
 """
 
 from __future__ import annotations
@@ -9,37 +9,32 @@ from __future__ import annotations
 import gc
 import heapq
 import logging
-import os
-import threading
-import time
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from random import Random
-from types import SimpleNamespace
 from typing import Any, Final, NoReturn
 from unittest.mock import patch
 
-from holdfast.cluster.backup import copies
-from holdfast.cluster.backup import job as backup
-from holdfast.cluster.partition import state
-from holdfast.cluster.registry.manifest import read_manifest
+from holdfast.cluster.handlers.protocols.native.manifest import read_manifest
+from holdfast.cluster.http.exchange import Exchange
+from holdfast.cluster.node import Node
+from holdfast.cluster.registry.offer import Offer
 from holdfast.cluster.snapshotting import service as snapshots
 from holdfast.cluster.values import janitor
 from holdfast.cluster.values import shared_store as objects
-from holdfast.cluster.values.staging import THRESHOLD_BYTES
 from holdfast.log.engine import Timing
+from holdfast.log.environment import LinkEvents
 from holdfast.log.node import Group
-from holdfast.snapshots import work
 from holdfast.statemachine import blobs
 from tests.sim.cluster import steps
 from tests.sim.cluster.files import Crashed, Disks, SimState
 from tests.sim.cluster.handlers import Handlers
-from tests.sim.cluster.loop import Fiber, SimCondition, SimEvent, SimLoop, SimThread
-from tests.sim.cluster.node import T0_MS, SimNode
+from tests.sim.cluster.loop import Fiber, SimLoop
+from tests.sim.cluster.node import T0_MS, SimLinks, node_of, start
 from tests.sim.cluster.oracle import Oracle
+from tests.sim.cluster.profile import Profile
 from tests.sim.cluster.store import SimStore, Vault
 from tests.sim.disk import SimDisk
 from tests.sim.oracle import Violation
@@ -59,39 +54,6 @@ QUICK_BLOBS: Final = tuple(
         (objects, "CLOCKS_S", 1.0),
     )
 )
-#: Of threads, only the threads are simulated.
-_LOCKS: Final = {"Lock": threading.Lock, "Event": threading.Event}
-
-
-@dataclass(frozen=True)
-class Profile:
-    """What kind of world a seed lives in."""
-
-    name: str
-    nodes: int = 3
-    replication: int = 3
-    partitions: int = 3
-    faulty_s: float = 6.0  # How long faults come.
-    heat: float = 1.0  # Faults per second.
-    delay_max: float = 0.005
-    fsync_max: float = 0.004
-    stall: float = 0.002  # Chance that an fsync takes long,
-    thread_stall: float = 0.03  # and what a thread does.
-    skew: float = 0.001  # Of the rates of clocks.
-    wall_ms: float = 20.0  # How far wall clocks are from the truth.
-    handler_faults: float = 1.0
-    attempts_max: int = 1000
-    programs: int = 0  # So many more than elsewhere.
-    large: int = THRESHOLD_BYTES  # A value of more bytes is staged, and referred to.
-    crashes: float = 0.0  # Chance that a process dies at a step of a snapshot.
-    snapshot_entries: int = 100_000  # So many of a partition's entries later a snapshot is cut,
-    log_tail: int = 10_000  # and so many stay in the log before it.
-    wipes: int = 2  # How often files are removed or damaged, among other faults.
-    joiners: int = 0  # So many of the nodes join later, and nodes leave for good.
-    store: bool = False  # Whether there is a store that all nodes share.
-    stored: bool = False  # Whether large values go there; and then they go quickly when nothing refers to them.
-    deaf: bool = False  # Replicas that do not lead tell nobody of outcomes: watches must do it.
-    backups: bool = False  # Whether it is backed up, is lost as a whole, and is made again from a backup.
 
 
 class Log(logging.Handler):
@@ -120,15 +82,15 @@ class Process:
         self.disk = SimDisk(f"{name}-0")
         self.disk.disk = self.disk.disk_id  # type: ignore[attr-defined]
         self.files = world.disks.of(self)
-        self.states: dict[int, SimState] = {}  # Of this life,
+        self.states: dict[int, SimState] = {}  # Of the current life,
         self.fibers: list[Fiber] = []  # and its threads that wait for something.
-        self.tool: Callable[[], Coroutine[Any, Any, None]] | None = None  # What runs here instead of a node.
+        self.tool: Callable[[], Coroutine[Any, Any, None]] | None = None  # A program that runs here instead of a node.
         self.full = False
-        self.peers: set[str] = set()  # Whom it dials, and whose calls it takes.
-        self.is_member = True  # It is to be up.
-        self.calm = False  # Whether whoever is answered now has no excuse for it.
-        self.troubled_at = 0.0  # When something kept it from its work for the last time.
-        self.wiped: set[int] = set()  # Groups whose snapshots somebody removed or damaged.
+        self.peers: set[str] = set()  # The peers that it dials, and whose calls it accepts.
+        self.is_member = True  # Whether it should be up.
+        self.calm = False  # Whether no fault excuses an error that it answers now.
+        self.troubled_at = 0.0  # The time of its last disturbance.
+        self.wiped: set[int] = set()  # Groups whose snapshots were removed or damaged.
         self.crashing = False
         self._lost_power = False
         self._left: list[SimState] = []
@@ -140,19 +102,21 @@ class Process:
         self.boots = self.power_losses = 0
         self.paused_until = 0.0
         self.slow_until = 0.0
-        self.hears_late_s = 0.0  # So much later than usual it hears what the next thread has to tell.
+        self.hears_late_s = 0.0  # The extra delay of the next thread's report.
         self.loop: SimLoop | None = None
-        self.loops: list[SimLoop] = []  # Of all its lives.
-        self.node: SimNode | None = None
+        self.loops: list[SimLoop] = []  # The loops of all its lives.
+        self.node: Node | None = None
+        self.door: Exchange | None = None  # The door for clients, while it serves.
+        self.links: SimLinks | None = None
         self.linked = False  # Whether its links are open.
         self.serving = False
-        self.on_death: list[Callable[[], None]] = []  # Whoever is connected to it.
+        self.on_death: list[Callable[[], None]] = []  # Tells the clients and streams connected to it.
 
     def now(self) -> float:
         return self.world.now * self.rate + self.offset
 
     def when(self, local: float) -> float:
-        """The world's time at a time of ours."""
+        """The world's time at a time of this process."""
         return (local - self.offset) / self.rate
 
     def wall_ms(self) -> float:
@@ -171,12 +135,12 @@ class Process:
         loop = self.loop = SimLoop(self)  # type: ignore[abstract]
         self.loops.append(loop)
 
-        def start() -> None:
+        def begin() -> None:
             if self.tool is not None:
                 loop.create_task(self.tool())
                 return
-            self.node = SimNode(self)
-            task = loop.create_task(self.node.start())
+            self.node = node_of(self)
+            task = loop.create_task(start(self, self.node))
             task.add_done_callback(started)
 
         def started(task: Any) -> None:
@@ -188,13 +152,10 @@ class Process:
             elif loop.alive and error is not None:
                 self.world.violate(f"{self.name} does not start: {error!r}")
 
-        loop.call_soon(start)
-
-    def started_log(self) -> None:
-        self.linked = True
+        loop.call_soon(begin)
 
     def run(self, action: Callable[[], object]) -> None:
-        """Do something in the process, if it lives."""
+        """Run an action in the process if it is up."""
         if self.loop is not None:
             self.loop.call_soon(action)
 
@@ -204,24 +165,24 @@ class Process:
         self.world.counts["power losses" if power else "kills"] += 1
         self.troubled_at = self.world.now
         self.loop.kill()
-        self.loop = self.node = None
+        self.loop = self.node = self.door = None
         self.linked = self.serving = False
         self.disk.lose_power(keep_pending=self.world.rng.random() < 0.5)
         self._left = list(self.states.values())
         self._left_fibers = self.fibers
         self.states, self.fibers = {}, []
         self._lost_power = power
-        self.world.after(0.0, self.clear_up)  # Not now: whoever is killed may be in the middle of something.
+        self.world.after(0.0, self.clear_up)  # Not now: the killed process may be in the middle of an action.
         self.world.break_links(self)
         bereaved, self.on_death = self.on_death, []
         for tell in bereaved:
             tell()
 
     def clear_up(self) -> None:
-        """What a process that is gone leaves behind."""
+        """Remove what a dead process left behind."""
         fibers, self._left_fibers = self._left_fibers, []
         if fibers:
-            self.crashing = True  # What they do on their way out does not reach the disk.
+            self.crashing = True  # Their last writes do not reach the disk.
         for fiber in fibers:
             fiber.end()
         left, self._left = self._left, []
@@ -234,7 +195,7 @@ class Process:
             self.files.lose_power(self.world.rng)
 
     def crash(self) -> NoReturn:
-        """Die in the middle of whatever it is."""
+        """Die in the middle of the current action."""
         rng = self.world.rng
         self.kill(power=rng.random() < 0.5)
         self.crashing = True
@@ -247,11 +208,11 @@ class Process:
 
     @property
     def boot_id(self) -> str:
-        """Of the machine: another one after every start."""
+        """The id of the machine's boot: a new one after every start."""
         return f"{self.name}-{self.power_losses}"
 
     def begin_work(self, work: Callable[[], None]) -> None:
-        """What a thread does: at one moment, a while from now."""
+        """Run the work of a thread: at one moment, after a while."""
         world, boots = self.world, self.boots
         delay = world.rng.uniform(0.0005, 0.02)
         if world.chance("threads stalled", world.profile.thread_stall):
@@ -291,8 +252,13 @@ class Process:
         world.at(world.now + delay, finish)
 
 
+def _events(process: Process) -> LinkEvents:
+    assert process.links is not None, "it is linked"
+    return process.links.events
+
+
 class Network:
-    """Sessions between processes: in order, at most once; what is under way when a session ends is lost."""
+    """Sessions between processes deliver in order and at most once; frames on their way are lost when a session ends."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -304,7 +270,7 @@ class Network:
         self._held: dict[tuple[str, str], list[tuple[int, bytes]]] = {}
 
     def mend(self) -> None:
-        """Peers dial again and again."""
+        """Dial every missing session, as peers do all the time."""
         world = self.world
         for i, a in enumerate(world.names):
             for b in world.names[i + 1 :]:
@@ -327,9 +293,9 @@ class Network:
             assert node is not None
             world.at(arrival, lambda p=process, y=y, n=node, d=disk: self._tell_up(p, n, y, session, d))  # type: ignore[misc]
 
-    def _tell_up(self, process: Process, node: SimNode, peer: str, session: int, disk: str) -> None:
+    def _tell_up(self, process: Process, node: Node, peer: str, session: int, disk: str) -> None:
         if self.sessions.get(frozenset((process.name, peer))) == session and process.node is node:
-            process.run(lambda: node.log._on_up(peer, session, disk))
+            process.run(lambda: _events(process).up(peer, session, disk))
 
     def break_session(self, a: str, b: str) -> None:
         session = self.sessions.pop(frozenset((a, b)), None)
@@ -344,20 +310,20 @@ class Network:
             process = world.processes[x]
             node = process.node
             if node is not None:
-                # What arrived before the end is told before the end.
+                # Frames that arrived before the end are reported before it.
                 when = max(world.now + world.rng.uniform(0, 0.01), self._arrivals.get((x, session), 0.0) + 1e-6)
                 when = min(when, world.now + 0.05)
                 world.at(when, lambda p=process, n=node, y=y: self._tell_down(p, n, y, session))  # type: ignore[misc]
 
     @staticmethod
-    def _tell_down(process: Process, node: SimNode, peer: str, session: int) -> None:
+    def _tell_down(process: Process, node: Node, peer: str, session: int) -> None:
         if process.node is node:
-            process.run(lambda: node.log._on_down(peer, session))
+            process.run(lambda: _events(process).down(peer, session))
 
     def transmit(self, sender: str, to: str, session: int, frame: bytes) -> None:
         world = self.world
-        # Errors may name files, and where the simulated disks are is drawn by the machine, not by the seed.
-        world.trace = zlib.crc32(frame.replace(os.fsencode(world.disks.root), b""), world.trace)
+        # Errors may name files, and the place of the simulated disks depends on the machine, not on the seed.
+        world.trace = zlib.crc32(frame.replace(world.disks.root_bytes, b""), world.trace)
         world.counts["frames"] += 1
         if self.sessions.get(frozenset((sender, to))) != session:
             return
@@ -379,10 +345,10 @@ class Network:
         if (sender, to) in self.cuts:
             self._held.setdefault((sender, to), []).append((session, frame))
             return
-        process.run(lambda: node.log._on_frame(sender, session, frame))
+        process.run(lambda: deque(_events(process).frame(sender, session, frame) or (), maxlen=0))
 
     def cut(self, directions: list[tuple[str, str]], seconds: float) -> None:
-        """For a while nothing gets through. Shorter than the link's patience, it is late; longer, the session breaks."""
+        """Let nothing through for a while. A short cut delays frames; one longer than the link's timeout ends the session."""
         world = self.world
         new = [direction for direction in directions if direction not in self.cuts]
         self.cuts.update(new)
@@ -411,6 +377,8 @@ class World:
         self.seed = seed
         self.profile = profile
         self.rng = Random(f"cluster:{profile.name}:{seed}")
+        self.nonces = Random()  # For unique ids and numbers; seeded in `determined`,
+        self.tokens = Random(f"tokens:{seed}")  # and for parts of names of files and backups.
         self.now = 0.0
         self.trace = 0
         self.counts: Counter[str] = Counter()
@@ -419,11 +387,11 @@ class World:
         self.timing = Timing()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
-        self.running: Process | None = None  # Whose code runs now,
-        self.fiber: Fiber | None = None  # and in which of its threads.
-        self.era = 0  # How many clusters were lost.
-        #: How errors begin that nodes may log.
-        self.excused: tuple[str, ...] = ("this node leads nothing while others have room",)
+        self.running: Process | None = None  # The process whose code runs now,
+        self.fiber: Fiber | None = None  # and the thread, if it is one of its threads.
+        self.era = 0  # The number of clusters lost so far.
+        #: The beginnings of errors that nodes may log.
+        self.excused: tuple[str, ...] = ("this node hands its partitions over to nodes with free space",)
         self.disks = Disks(self)
         self.store = SimStore(self)
         self.vault = Vault(self)
@@ -448,7 +416,7 @@ class World:
         self.at(self.now + delay, action)
 
     def run_until(self, when: float, *, done: Callable[[], bool] = lambda: False) -> bool:
-        """True: it is done. Raises Violation."""
+        """Run events until then. True: it is done. Raises Violation."""
         queue = self._queue
         looked = self.now
         while queue and queue[0][0] <= when:
@@ -467,7 +435,7 @@ class World:
         return done()
 
     def chance(self, name: str, probability: float) -> bool:
-        """Whether a fault that comes by chance comes now."""
+        """Whether a random fault occurs now."""
         happens = self.is_faulty and probability > 0 and self.rng.random() < probability
         if happens:
             self.counts[name] += 1
@@ -490,11 +458,11 @@ class World:
         return [process for process in self.processes.values() if process.serving]
 
     def members(self) -> list[Process]:
-        """Who is to be up in the end."""
+        """The processes that must be up in the end."""
         return [process for process in self.processes.values() if process.is_member]
 
     def replace_machines(self, names: list[str]) -> None:
-        """Everything that there was is gone for ever, in this moment. There are new machines, and nothing runs on them."""
+        """Lose all machines for ever, at this moment, and get new ones on which nothing runs."""
         for process in self.members():
             process.is_member = False
             process.kill(power=True)
@@ -505,7 +473,7 @@ class World:
     # -- trouble -------------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Write down who is kept from working, again and again. A short trouble is written down by whoever makes it."""
+        """Note again and again which nodes are disturbed. The code that causes a short disturbance notes it itself."""
         self.after(0.05, self.look)
         able = []
         for process in self.processes.values():
@@ -523,7 +491,7 @@ class World:
                     self.processes[a].troubled_at = self.processes[b].troubled_at = self.now
 
     def is_calm(self, process: Process, since: float) -> bool:
-        """Whether a node was well since then, and so were all others but one: any three replicas had a majority."""
+        """Whether a node was undisturbed since then, and so were all others but one: any three replicas had a majority."""
         members = self.members()
         others = [other for other in members if other is not process and other.troubled_at >= since]
         return process.troubled_at < since and len(others) <= (len(members) > 2)
@@ -539,8 +507,8 @@ class World:
         replicas = node.meta.state.membership.table.get(number)
         return replicas is not None and process.name in replicas.members
 
-    async def discover(self, uri: str) -> Any:
-        """What the endpoint at `uri` would say."""
+    async def discover(self, uri: str) -> Offer:
+        """The answer of the endpoint at `uri` to discovery."""
         return read_manifest(self.handlers.manifest(uri))
 
     def _trimming(self, trim: Callable[[Group, int], None]) -> Callable[[Group, int], None]:
@@ -551,51 +519,32 @@ class World:
 
         return watched
 
-    def _determine_backups(self, stack: ExitStack) -> None:
-        tokens, gmtime = Random(f"tokens:{self.seed}"), time.gmtime
-        waiting = SimpleNamespace(
-            Condition=lambda: SimCondition(self), Event=lambda: SimEvent(self), get_ident=threading.get_ident
-        )
-        stack.enter_context(patch("secrets.token_hex", lambda size: tokens.randbytes(size).hex()))
-        stack.enter_context(patch("time.gmtime", lambda *_: gmtime(T0_MS / 1000 + self.now)))
-        for module in (backup, copies):
-            stack.enter_context(patch.object(module, "open_store", lambda _: self.vault))
-        for module in (copies, state):
-            stack.enter_context(patch.object(module, "threading", waiting))
-
     @contextmanager
     def determined(self) -> Iterator[None]:
-        """Whatever the code asks of the machine at random, or of its wall clock, is a matter of the seed."""
-        rng = Random(self.rng.getrandbits(64))
+        """The environment of nodes depends only on the seed (`node.SimEnvironment`). This sets up the rest: what the
+        oracle watches, where processes die, and periods of minutes and hours that take seconds.
+        """
+        self.nonces = Random(self.rng.getrandbits(64))
         log = Log(self)
         root = logging.getLogger("holdfast")
         propagate = root.propagate
         with ExitStack() as stack:
-            stack.enter_context(patch("os.urandom", rng.randbytes))
-            stack.enter_context(patch("secrets.randbits", rng.getrandbits))
-            stack.enter_context(patch("time.time", lambda: T0_MS / 1000 + self.now))
-            stack.enter_context(patch("time.time_ns", lambda: T0_MS * 1_000_000 + int(self.now * 1e9)))
-            stack.enter_context(patch("time.monotonic", lambda: self.now + 1.0))
-            stack.enter_context(patch.object(work, "threading", SimpleNamespace(Thread=SimThread, **_LOCKS)))
-            stack.enter_context(patch.object(snapshots, "open_store", lambda *_, **__: self.store))
-            if self.profile.backups:
-                self._determine_backups(stack)
             stack.enter_context(patch.object(snapshots, "TICK_S", 0.1))
             if self.profile.stored:
                 for module, name, quick, usual in QUICK_BLOBS:
-                    if getattr(module, name) == usual:  # A mutant may know better.
+                    if getattr(module, name) == usual:  # A mutant may have replaced it.
                         stack.enter_context(patch.object(module, name, quick))
             stack.enter_context(patch.object(Group, "trim", self._trimming(Group.trim)))
             stack.enter_context(steps.watched(self))
             stack.enter_context(self.disks.watched())
             root.addHandler(log)
             root.propagate = False
-            gc.disable()  # Coroutines of killed processes must not be ended by whoever happens to allocate.
+            gc.disable()  # A random allocation must not end the coroutines of killed processes.
             try:
                 yield
             finally:
                 self.is_faulty = False
-                logging.disable()  # What the dead say when they are buried.
+                logging.disable()  # Messages of dead processes during the cleanup.
                 for process in self.processes.values():
                     for loop in process.loops:
                         loop.bury()

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
 import aiohttp
 
 from holdfast.cluster.handlers.attempts import Carrier
-from holdfast.cluster.handlers.dispatch import CannotConnect, Station
+from holdfast.cluster.handlers.dispatch import Station
+from holdfast.cluster.handlers.protocols.interface import CannotConnect
+from holdfast.cluster.handlers.protocols.native.dialing import explain
+from holdfast.cluster.handlers.protocols.native.liveness import give_up_after, silence_s
 from holdfast.cluster.handlers.protocols.native.requests import Requests, retry_after_s
+from holdfast.cluster.handlers.protocols.native.signing import UNTRUSTED_S, Signer, refusal_in
 from holdfast.cluster.handlers.protocols.native.stream import Stream
 from holdfast.sdk.frames import (
     BATCH_BYTES_MAX,
@@ -31,49 +36,58 @@ logger = logging.getLogger(__name__)
 
 #: How long the size of a message that was refused is remembered.
 REFUSED_S: Final = 300.0
-#: What an endpoint answers that offers a stream, but not now.
+#: Answers of an endpoint that offers a stream, but not now.
 _NOT_NOW: Final = frozenset({429, 502, 503, 504})
 
 
 class NativeConnector:
-    """Of one endpoint. It remembers what the endpoint's server did not take, over several streams."""
+    """Connects to one endpoint. It remembers across streams which message size the endpoint's server refused."""
 
-    def __init__(self, station: Station) -> None:
+    def __init__(self, station: Station, session: Callable[[str], aiohttp.ClientSession], signer: Signer) -> None:
         self._station = station
+        self._session = session
+        self._signer = signer
         self._refused_bytes = 0  # The size of a message that was refused,
         self._refused_at = 0.0  # and when.
         self._loop = asyncio.get_running_loop()
 
     async def connect(self, deployment: Deployment) -> Carrier:
         if "stream" not in deployment.modes:
-            return Requests(self._station, deployment)
+            return Requests(self._station, deployment, self._session, self._signer)
         try:
             return await self._open(deployment)
         except aiohttp.WSServerHandshakeError as error:
+            refused = refusal_in(error.status, error.headers)
+            if refused is not None:
+                raise CannotConnect(refused, UNTRUSTED_S) from None
             where = f"{deployment.uri}/stream answered {error.status}"
             if "request-response" in deployment.modes and error.status not in _NOT_NOW:
                 return self._fall_back(deployment, where)
             after_s = retry_after_s(error.headers.get("Retry-After") if error.headers else None)
             raise CannotConnect(where, after_s) from None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, ProtocolError) as error:
-            raise CannotConnect(f"{deployment.uri}/stream: {error or type(error).__name__}") from None
+            raise CannotConnect(f"{deployment.uri}/stream: {explain(error)}") from None
 
     def _fall_back(self, deployment: Deployment, why: str) -> Requests:
         """Attempts that run as requests end as requests. After a while the next ones may be streamed."""
         logger.warning("deployment %s: %s; using one request per attempt", self._station.deployment, why)
-        requests = Requests(self._station, deployment)
+        requests = Requests(self._station, deployment, self._session, self._signer)
         self._loop.call_later(self._station.invoker.timing.fallback_s, requests.drain)
         return requests
 
     async def _open(self, deployment: Deployment) -> Stream:
-        invoker = self._station.invoker
-        timing = invoker.timing
+        timing = self._station.invoker.timing
         async with asyncio.timeout(timing.connect_s):
-            socket = await invoker.session.ws_connect(
+            socket = await self._session(deployment.uri).ws_connect(
                 f"{deployment.uri}/stream",
-                # An endpoint of before version 2 knows only the first header, and answers without one.
-                headers={VERSION_HEADER: str(VERSIONS[0]), HIGHEST_HEADER: str(VERSION)},
-                heartbeat=timing.heartbeat_s,
+                # An endpoint before version 2 knows only the first header, and answers without one.
+                headers={
+                    VERSION_HEADER: str(VERSIONS[0]),
+                    HIGHEST_HEADER: str(VERSION),
+                    **self._signer.headers("GET", deployment.uri, "/stream"),
+                },
+                heartbeat=timing.prompt_s,
+                autoping=False,
                 max_msg_size=BATCH_BYTES_MAX,
                 compress=0,
                 autoclose=False,
@@ -86,38 +100,27 @@ class NativeConnector:
         except ProtocolError:
             await socket.close()
             raise
-        if answer.get(HEARTBEAT_HEADER) == "thread":
-            _hurry(socket, timing.prompt_s)
+        is_prompt = answer.get(HEARTBEAT_HEADER) == "thread"
+        give_up_after(socket, silence_s(timing) if is_prompt else max(timing.patience_s, silence_s(timing)))
         stream = Stream(self._station, socket, version, message_bytes_max, refused=self._refused)
         stream.run()
         return stream
 
     def _refused(self, size: int) -> None:
-        """The endpoint's server, or a proxy in front of it, does not take messages of this size."""
+        """The endpoint's server, or a proxy in front of it, refuses messages of this size."""
         self._refused_bytes = size
         self._refused_at = self._loop.time()
 
     def _message_bytes_max(self, version: int) -> int:
-        """What can be sent in one message, going by what was refused a while ago. Somebody may raise the bound."""
+        """The message size to use, based on recent refusals. They expire, because an operator may raise the limit."""
         if not self._refused_bytes or self._loop.time() - self._refused_at > REFUSED_S:
             return BATCH_BYTES_MAX
-        # Pieces may well be much smaller; what cannot be sent in pieces is refused only if it is hopeless.
+        # Pieces can be much smaller. Without pieces, a message is refused only if it certainly does not fit.
         return max(self._refused_bytes // 2 if version > 1 else self._refused_bytes - 1, MESSAGE_BYTES_LEAST)
 
 
-def _hurry(socket: aiohttp.ClientWebSocketResponse, heartbeat_s: float) -> None:
-    """How patient to be is known only when the stream is open, and aiohttp wants to be told before."""
-    if (heartbeat_s or 0) < (socket._heartbeat or 0):
-        socket._heartbeat = heartbeat_s
-        socket._pong_heartbeat = heartbeat_s / 2
-        if socket._heartbeat_cb is not None:
-            socket._heartbeat_cb.cancel()
-            socket._heartbeat_cb = None
-        socket._reset_heartbeat()
-
-
 def _read_bytes(text: str | None) -> int:
-    """The largest message, as an endpoint says. Raises ProtocolError."""
+    """The largest message that an endpoint says it accepts. Raises ProtocolError."""
     if text is None:
         return BATCH_BYTES_MAX
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) >= MESSAGE_BYTES_LEAST):

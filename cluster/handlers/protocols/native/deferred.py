@@ -1,4 +1,4 @@
-"""Frames that are finished only when they are sent: acknowledgements, and frames that refer to large values."""
+"""Frames that are completed only when they are sent: acknowledgements, and frames that refer to large values."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from holdfast.statemachine.commands import Ref
 class PendingAck:
     """An acknowledgement in its place among the frames of an attempt.
 
-    Later ones join it until a completion is queued behind it: the order of the two is the order of the log, and an SDK
-    places its own results among the completions by it.
+    Later ones join it until a completion is queued after it. The order of the two is the order of the log, by which an
+    SDK places its own results among the completions.
     """
 
     __slots__ = ("attempt", "length")
@@ -29,7 +29,7 @@ class PendingAck:
 
 
 class Deferred:
-    """A frame that refers to large values. They are read at the moment it is sent: what waits its turn takes no memory."""
+    """A frame that refers to large values. They are read when it is sent, so a waiting frame takes no memory."""
 
     __slots__ = ("attempt", "frame", "held", "size", "values")
 
@@ -38,7 +38,7 @@ class Deferred:
         self.frame = frame
         self.size = size  # with the values in it
         self.values = LargeValues(attempt.partition, _refs(frame))
-        self.held = 0  # Of its carrier's bound on what is fetched and not sent.
+        self.held = 0  # Bytes that count against its carrier's bound on fetched values.
 
     async def fetch(self, objects: Objects) -> None:
         """Raises StoreDown or ValueLost."""
@@ -68,8 +68,10 @@ def _refs(frame: Start | Journal | Completion) -> list[Ref]:
 async def encode(
     frames: Sequence[Frame | Deferred], gone: Callable[[Attempt, queries.Gone], None], version: int
 ) -> bytes | None:
-    """One message; None if there is nothing left to say. What is large is put together in a thread, because copying it takes
-    longer than a loop may stand still; `gone` is told of attempts whose values cannot be read."""
+    """Encode one message; None if there is nothing left to send.
+
+    Large messages are assembled in a thread, because copying them would block the event loop for too long. `gone` is
+    called for attempts whose values cannot be read."""
     filled: dict[int, dict[bytes, list[bytes]]] = {}
     size = 0
     for offset, frame in enumerate(frames):

@@ -1,4 +1,4 @@
-"""What attempts say, in order: frames become commands, and what no correct SDK says fails the attempt that said it."""
+"""Turns the frames of attempts into commands, in order. A frame that violates the protocol fails its attempt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Hearing:
         self._translator = Translator(invoker.registry, invoker.rng)
 
     def take(self, carrier: Carrier, frames: Sequence[Frame | Wrong]) -> int:
-        """Frames of attempts on this carrier. Those of attempts that do not run there are dropped; returns how many."""
+        """Process frames of attempts on this carrier. Frames of attempts that do not run there are dropped and counted."""
         heard = self._invoker.heard
         strays = 0
         for frame in frames:
@@ -37,7 +37,7 @@ class Hearing:
                 raise ProtocolError(frame.why)
             wanted = self._translator.command(attempt, frame, is_fresh=is_fresh)  # type: ignore[arg-type]
         except ProtocolError as error:
-            self._invoker.blame(attempt, f"its SDK does not speak the protocol: {error}")
+            self._invoker.blame(attempt, f"its SDK violates the protocol: {error}")
         except Unresolved:
             self._invoker.ask_directory(attempt, self._later(attempt, frame), _weight(frame))
         else:
@@ -48,6 +48,6 @@ class Hearing:
 
 
 def _weight(frame: Any) -> int:
-    """About how many bytes a frame takes while it waits."""
+    """Approximate number of bytes a frame takes while it waits."""
     lists = [field for field in frame if type(field) is list]
     return 200 + sum(len(part) for field in lists for part in field if type(part) is bytes)

@@ -14,10 +14,24 @@ JOURNAL_FRAME_BYTES: Final = 1024 * 1024  # A longer journal is spread over seve
 def frames_of(attempt: Attempt, opening: Opening) -> list[Frame | Deferred]:
     pieces, large = _split(opening.steps, opening.sizes)
     start = Start(
-        attempt.id, attempt.epoch, opening.service, opening.handler, opening.key, attempt.epoch, opening.now_ms,
-        opening.seed, pieces[0], len(pieces) > 1, opening.state, opening.state_complete, opening.cancelled,
-        opening.suspects_max, opening.journal_steps_max, opening.journal_bytes_max,
-    )  # fmt: skip
+        invocation=attempt.id,
+        epoch=attempt.epoch,
+        service=opening.service,
+        handler=opening.handler,
+        key=opening.key,
+        attempt=attempt.epoch,
+        now_ms=opening.now_ms,
+        seed=opening.seed,
+        journal=pieces[0],
+        more=len(pieces) > 1,
+        state=opening.state,
+        state_complete=opening.state_complete,
+        cancelled=opening.cancelled,
+        suspects_max=opening.suspects_max,
+        journal_steps_max=opening.journal_steps_max,
+        journal_bytes_max=opening.journal_bytes_max,
+        secrets=attempt.level >= 2,
+    )
     plain: list[Start | Journal] = [start]
     plain += [Journal(attempt.id, attempt.epoch, piece, more=piece is not pieces[-1]) for piece in pieces[1:]]
     frames: list[Frame | Deferred] = [*plain]
@@ -27,7 +41,7 @@ def frames_of(attempt: Attempt, opening: Opening) -> list[Frame | Deferred]:
 
 
 def _split(steps: list[bytes], sizes: list[int]) -> tuple[list[list[bytes]], dict[int, int]]:
-    """Pieces of about JOURNAL_FRAME_BYTES, at least one; and the sizes of those that refer to large values."""
+    """Parts of about JOURNAL_FRAME_BYTES, at least one; and the sizes of the parts that refer to large values."""
     pieces: list[list[bytes]] = [[]]
     large: dict[int, int] = {}
     size = 0

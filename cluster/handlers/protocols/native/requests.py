@@ -1,7 +1,8 @@
 """Request and response instead of a stream: one POST per attempt, for serverless platforms and plain HTTP servers.
 
-The request carries the whole journal, the response all that the attempt did until it had to wait. Nothing can be told to the
-attempt in between, and nothing needs to be: what completes meanwhile is in the journal of the next one.
+The request carries the whole journal, and the response everything that the attempt did until it had to wait. Nothing
+can be sent to the attempt in between, and nothing needs to be: steps that complete meanwhile are in the journal of the
+next attempt.
 """
 
 from __future__ import annotations
@@ -9,17 +10,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import quote
 
 import aiohttp
 
-from holdfast.cluster.handlers.attempts import Attempt, Opening
+from holdfast.cluster.addresses import AddressRefused
+from holdfast.cluster.handlers.attempts import Attempt, Opening, Stall
 from holdfast.cluster.handlers.dispatch import Station
 from holdfast.cluster.handlers.protocols.native.deferred import Deferred, encode
+from holdfast.cluster.handlers.protocols.native.dialing import explain
 from holdfast.cluster.handlers.protocols.native.hearing import Hearing
 from holdfast.cluster.handlers.protocols.native.opening import frames_of
+from holdfast.cluster.handlers.protocols.native.signing import UNTRUSTED_S, Signer, refusal_in
 from holdfast.cluster.handlers.protocols.native.translate import LAST
 from holdfast.cluster.values.shared_store import StoreDown, ValueLost
 from holdfast.sdk.frames import (
@@ -41,28 +46,40 @@ from holdfast.sdk.frames import (
     encode_batch,
     read_version,
 )
+from holdfast.sdk.ids import InvocationId
 from holdfast.sdk.journal import ProtocolError, cut_text
+from holdfast.sdk.signatures import digest_of
 from holdfast.statemachine.meta import Deployment
+from holdfast.statemachine.outcomes import failed
 
 logger = logging.getLogger(__name__)
 
 CONTENT_TYPE: Final = "application/x-msgpack"
 RETRY_AFTER_S_MAX: Final = 300.0
-#: Of a batch around the journal: names, eager state.
+#: Overhead of a batch around the journal: names, eager state.
 HEAD_BYTES: Final = 1024 * 1024
-#: Of the attempts of one deployment, so many may have large values in their journals at a time: a request carries all of it.
+#: At most this many attempts of one deployment may have large values in their journals at a time, because a request
+#: carries all of them.
 LARGE_MAX: Final = 8
 
 
 class Requests:
     """Carries attempts to one deployment as requests."""
 
-    def __init__(self, endpoint: Station, deployment: Deployment) -> None:
-        self.attempts: dict[bytes, Attempt] = {}
+    def __init__(
+        self,
+        endpoint: Station,
+        deployment: Deployment,
+        session: Callable[[str], aiohttp.ClientSession],
+        signer: Signer,
+    ) -> None:
+        self.attempts: dict[InvocationId, Attempt] = {}
         self._endpoint = endpoint
         self._invoker = endpoint.invoker
         self._uri = deployment.uri
-        #: Of the protocol: as the endpoint was registered, and from its first answer on, as it says.
+        self._session = session
+        self._signer = signer
+        #: The protocol version: at first as registered, and after the first answer as the endpoint says.
         self.version = choose_version(deployment.protocol[0], deployment.protocol[1])
         self.drains = False
         self._hearing = Hearing(endpoint.invoker)
@@ -72,6 +89,10 @@ class Requests:
     @property
     def connected(self) -> bool:
         return False
+
+    @property
+    def stall(self) -> Stall | None:
+        return None
 
     @property
     def attempts_max(self) -> int:
@@ -93,14 +114,14 @@ class Requests:
             rest = [step for frame in plain[1:] if type(frame) is Journal for step in frame.journal]
             start = start._replace(journal=start.journal + rest, more=False)
         self._tasks[attempt] = asyncio.get_running_loop().create_task(self._run(attempt, start, size))
-        self._endpoint.expect_trust(attempt)  # Nothing tells when it begins.
+        self._endpoint.expect_trust(attempt)  # There is no signal when it begins.
 
     def abort(self, attempt: Attempt, reason: str) -> None:
         task = self._tasks.get(attempt)
         if task is not None and task is not asyncio.current_task():
             task.cancel()
 
-    # Nobody is there to be told the rest, and it can wait: it is in the journal of the next attempt.
+    # The rest cannot be sent, and can wait: it is in the journal of the next attempt.
 
     def acknowledge(self, attempt: Attempt) -> None: ...
 
@@ -113,7 +134,7 @@ class Requests:
     def suspend(self, attempt: Attempt) -> None: ...
 
     def drain(self) -> None:
-        """Take no new attempts; those that run end as requests."""
+        """Accept no new attempts; the running ones end as requests."""
         self.drains = True
         self._endpoint.drain(self)
         if not self.attempts:
@@ -136,10 +157,10 @@ class Requests:
         try:
             if large > BATCH_BYTES_MAX - HEAD_BYTES:
                 text = (
-                    f"its journal has {large} bytes, and an endpoint without a stream takes at most "
-                    f"{BATCH_BYTES_MAX - HEAD_BYTES} at once: offer a stream, or keep large values elsewhere"
+                    f"its journal has {large} bytes, but an endpoint without a stream accepts at most "
+                    f"{BATCH_BYTES_MAX - HEAD_BYTES}: offer a stream, or keep large values elsewhere"
                 )
-                self._invoker.fail(attempt, [1, 413, text, "TooLarge"], pause=True)
+                self._invoker.fail(attempt, failed(413, text, "TooLarge"), pause=True)
             elif large:
                 async with self._large:
                     whole = Deferred(attempt, start, large)
@@ -152,11 +173,11 @@ class Requests:
         except (StoreDown, ValueLost) as error:
             self._invoker.unreadable(attempt, error)
         except ProtocolError as error:
-            self._invoker.blame(attempt, f"the endpoint does not speak the protocol: {error}")
+            self._invoker.blame(attempt, f"the endpoint violates the protocol: {error}")
         except TimeoutError:
-            self._invoker.fail(attempt, [1, 504, "the handler did not answer in time", "Timeout"])
-        except aiohttp.ClientConnectorError as error:
-            self._endpoint.back_off(f"{self._uri}: {error}")
+            self._invoker.fail(attempt, failed(504, "the handler did not answer in time", "Timeout"))
+        except (aiohttp.ClientConnectorError, AddressRefused) as error:
+            self._endpoint.back_off(f"{self._uri}: {explain(error)}")
             self._invoker.lost(attempt, "the endpoint cannot be reached")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             why = f"{self._uri}: {error or type(error).__name__}"
@@ -164,23 +185,24 @@ class Requests:
             attempt.begun = True
             self._invoker.crashed(attempt, why)
         except Exception:
-            logger.exception("deployment %s: a request ended by an error of this node", self._endpoint.deployment)
-            self._invoker.lost(attempt, "an error of this node")
+            logger.exception("deployment %s: internal error, a request failed", self._endpoint.deployment)
+            self._invoker.lost(attempt, "internal error of this node")
         finally:
             self._tasks.pop(attempt, None)
             self.let_go(attempt)
 
     def _gone(self, attempt: Attempt, error: Exception) -> None:
         logger.error("deployment %s: %s", self._endpoint.deployment, error)
-        self._invoker.fail(attempt, [1, 500, str(error), "ValueGone"])
+        self._invoker.fail(attempt, failed(500, str(error), "ValueGone"))
 
     async def _request(self, attempt: Attempt, start: Start, message: bytes) -> None:
         options = attempt.target.options
-        url = f"{self._uri}/invoke/{quote(start.service, safe='')}/{quote(start.handler, safe='')}"
+        path = f"/invoke/{quote(start.service, safe='')}/{quote(start.handler, safe='')}"
+        url = self._uri + path
         seconds = (options.inactivity_ms + options.abort_ms) / 1000
         async with (
             asyncio.timeout(seconds),
-            self._invoker.session.post(
+            self._session(self._uri).post(
                 url,
                 data=message,
                 headers={
@@ -189,23 +211,30 @@ class Requests:
                     "Accept-Encoding": "identity",
                     VERSION_HEADER: str(attempt.version),
                     HIGHEST_HEADER: str(VERSION),
+                    **self._signer.headers("POST", self._uri, path, await digest_of(message)),
                 },
                 allow_redirects=False,
             ) as response,
         ):
+            refused = refusal_in(response.status, response.headers)
+            if refused is not None:
+                self._endpoint.back_off(refused, UNTRUSTED_S)
+                self._invoker.lost(attempt, refused)
+                return
             body = await _read(response)
             highest = read_version(response.headers.get(HIGHEST_HEADER), VERSIONS[0])
             if response.status in (200, 400):
                 self.version = choose_version(min(highest, VERSIONS[0]), highest)
             if response.status == 400 and self.version < attempt.version:
-                # Registered with a later SDK than answers now: the next attempt speaks as it does.
+                # The endpoint was registered with a newer SDK than it runs now. The next attempt uses the older
+                # version.
                 self._invoker.lost(attempt, f"the endpoint speaks version {self.version} of the protocol")
                 return
             if response.status in (429, 503):
                 self._endpoint.back_off(
                     f"{url} answered {response.status}", retry_after_s(response.headers.get("Retry-After"))
                 )
-                self._invoker.lost(attempt, "the endpoint wants to be left alone")
+                self._invoker.lost(attempt, "the endpoint asked for a pause")
                 return
             if response.status != 200:
                 self._invoker.fail(attempt, _bad_status(url, response.status, body))
@@ -215,14 +244,14 @@ class Requests:
         await self._take_in(attempt, body)
 
     async def _take_in(self, attempt: Attempt, body: bytes) -> None:
-        """Slice by slice: a response of many frames must not keep the loop from everything else."""
+        """Process a response in slices, so that many frames do not block the event loop."""
         ended = False
         for frames in decode_slices(body, TO_NODE, attempt.version):
             for frame in frames:
                 if isinstance(frame, Credit | Goaway | Piece | Began | Blocked):
                     raise ProtocolError(f"{type(frame).__name__} belongs to a stream")
                 if (frame.invocation, frame.epoch) != (attempt.id, attempt.epoch):
-                    raise ProtocolError("a response speaks of the attempt that it was asked about")
+                    raise ProtocolError("a response must contain only frames of its own attempt")
                 if ended:
                     raise ProtocolError(_LAST_OF_A_RESPONSE)
                 ended = type(frame) in LAST
@@ -235,7 +264,7 @@ class Requests:
         self._endpoint.is_well()
 
 
-_LAST_OF_A_RESPONSE: Final = "the last frame of a response, and no other, is Waiting, Output or Error"
+_LAST_OF_A_RESPONSE: Final = "the last frame of a response, and no other, must be Waiting, Output or Error"
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
@@ -243,19 +272,19 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     async for chunk in response.content.iter_any():
         body += chunk
         if len(body) > BATCH_BYTES_MAX:
-            raise ProtocolError(f"a response of more than {BATCH_BYTES_MAX} bytes")
+            raise ProtocolError(f"a response must have at most {BATCH_BYTES_MAX} bytes")
     return bytes(body)
 
 
 def _bad_status(url: str, status: int, body: bytes) -> list[Any]:
     text = body[:500].decode(errors="replace").strip()
     if 300 <= status < 400:
-        text = "redirects are not followed; register the address itself"
-    return [1, 502, cut_text(f"{url} answered {status}" + (f": {text}" if text else "")), "EndpointError"]
+        text = "redirects are not followed; register the final address"
+    return failed(502, cut_text(f"{url} answered {status}" + (f": {text}" if text else "")), "EndpointError")
 
 
 def retry_after_s(text: str | None) -> float:
-    """What a Retry-After header asks for, in seconds from now, within reason; 0: nothing that can be understood."""
+    """The delay of a Retry-After header in seconds, bounded; 0 if it cannot be parsed."""
     if not text:
         return 0.0
     try:

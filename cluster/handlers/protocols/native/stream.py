@@ -1,7 +1,7 @@
-"""The stream: one WebSocket per node and deployment, many attempts on it, all frames of one turn of the loop in one message.
+"""The stream: one WebSocket per node and deployment, with many attempts on it and one message per turn of the event loop.
 
-Each side tells the other how many frames it can take. When the stream breaks, all its attempts are dispatched again at once. An
-endpoint that says it is going away keeps what it has, and the next stream takes what is new.
+Each side tells the other how many frames it can accept. When the stream breaks, all its attempts are dispatched again
+at once. An endpoint that announces that it is going away keeps its attempts, and the next stream takes the new ones.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any, Final
 
 import aiohttp
 
-from holdfast.cluster.handlers.attempts import Attempt, Opening
+from holdfast.cluster.handlers.attempts import Attempt, Opening, Stall
 from holdfast.cluster.handlers.dispatch import Station
 from holdfast.cluster.handlers.protocols.native.deferred import Deferred, PendingAck, encode
 from holdfast.cluster.handlers.protocols.native.hearing import Hearing
+from holdfast.cluster.handlers.protocols.native.liveness import Liveness
 from holdfast.cluster.handlers.protocols.native.opening import frames_of
 from holdfast.cluster.tasks import Tasks
 from holdfast.cluster.values.shared_store import StoreDown, ValueLost
@@ -41,41 +42,43 @@ from holdfast.sdk.frames import (
     encode_batch,
     encode_pieces,
 )
+from holdfast.sdk.ids import NO_INVOCATION, InvocationId
 from holdfast.sdk.journal import ProtocolError
 from holdfast.statemachine import refs
+from holdfast.statemachine.outcomes import failed
 
 logger = logging.getLogger(__name__)
 
-#: What we can take of an endpoint's frames before they are in a log.
+#: Frames of an endpoint that we accept before they are in a log.
 WINDOW_FRAMES: Final = 16_384
-#: Frames for attempts that do not run here: so many at once, as many as may be under way when attempts end, and so many a
-#: second. An endpoint that sends more has its stream ended.
+#: Bounds on frames for attempts that do not run here: a burst, as many as may be in flight when attempts end, and a
+#: rate per second. If an endpoint sends more, its stream is closed.
 STRAYS_MAX: Final = WINDOW_FRAMES
 STRAYS_PER_S: Final = 1000
 #: One message of the stream is about this large, unless a single frame is larger.
 MESSAGE_BYTES: Final = 1024 * 1024
 MESSAGE_FRAMES: Final = 4096
-#: No new attempt is put on a stream while this much waits to be sent,
+#: No new attempt starts on a stream while this much waits to be sent,
 START_BYTES: Final = 4 * 1024 * 1024
-#: no large value is fetched for it while so many bytes of fetched ones do,
+#: no large value is fetched for it while this much of fetched values waits,
 FETCHED_BYTES_MAX: Final = 32 * 1024 * 1024
-#: and an endpoint that lets this much pile up does not read at all.
+#: and an endpoint with this much waiting is considered not to read at all.
 OUTBOX_BYTES_MAX: Final = 128 * 1024 * 1024
-GOODBYE_S: Final = 1.0  # How long an endpoint gets to close a stream in good order.
-#: What servers say when they are stopped, and what proxies say: normal, going away, service restart, try again later.
+GOODBYE_S: Final = 1.0  # How long an endpoint has to close a stream cleanly.
+#: Close codes of stopping servers and of proxies: normal, going away, service restart, try again later.
 _ORDERLY: Final = frozenset({1000, 1001, 1012, 1013})
 _CLOSE_CODES: Final = {
     1000: ", normal",
     1001: ", going away",
     1002: ", protocol error",
-    1006: ", the connection broke without a word",
+    1006: ", the connection broke",
     1008: ", policy violation",
     1009: ", message too big",
     1011: ", internal error",
     1012: ", service restart",
     1013: ", try again later",
 }
-#: Frames that no attempt sends, or that none waits for.
+#: Frames of the stream itself, not of an attempt that waits for them.
 _OF_THE_STREAM: Final = frozenset({Credit, Goaway, Began, Blocked})
 
 
@@ -91,33 +94,35 @@ class Stream:
         *,
         refused: Callable[[int], None],
     ) -> None:
-        self.attempts: dict[bytes, Attempt] = {}
+        self.attempts: dict[InvocationId, Attempt] = {}
         self._message_bytes_max = message_bytes_max
-        #: Of the largest message that was sent: its size, and whom it was for.
-        self._largest: tuple[int, list[tuple[bytes, int]]] = (0, [])
-        self.version = version  # Of the protocol: the endpoint said it when the stream was opened.
+        #: Size of the largest message sent, and the attempts it was for.
+        self._largest: tuple[int, list[tuple[InvocationId, int]]] = (0, [])
+        self.version = version  # The protocol version, which the endpoint chose when the stream was opened.
         self.drains = False
-        self.crashed = False  # It ended without a word, as a stream does whose process was killed.
+        self.crashed = False  # It ended abruptly, as if the process had been killed.
         self._endpoint = endpoint
         self._invoker = endpoint.invoker
         self._hearing = Hearing(endpoint.invoker)
-        self._refused = refused  # Told the size of a message that the endpoint's server did not take.
+        self._refused = refused  # Called with the size of a message that the endpoint's server refused.
         self._socket = socket
+        self._liveness = Liveness(endpoint, socket)
         self._frames: list[Frame | PendingAck | Deferred] = []
         self._bytes = 0
-        #: What is behind a value that is still to be fetched, by attempt: in order, that frame first. The others go on.
-        self._behind: dict[tuple[bytes, int], list[Frame | PendingAck | Deferred]] = {}
+        #: By attempt, in order: a frame whose value is still being fetched, and the frames after it. Other attempts
+        #: continue.
+        self._behind: dict[tuple[InvocationId, int], list[Frame | PendingAck | Deferred]] = {}
         self._to_fetch: deque[Deferred] = deque()
         self._fetched_bytes = 0
         self._fetching = Tasks()
         self._credit = 0
-        self._owed = WINDOW_FRAMES  # Frames that we can take and have not told yet.
-        self._granted = 0  # Frames that it may send.
-        self._strays = 0.0  # Frames for attempts that do not run here, of late.
+        self._owed = WINDOW_FRAMES  # Frames that we can accept but have not granted yet.
+        self._granted = 0  # Frames that the endpoint may send.
+        self._strays = 0.0  # Recent frames for attempts that do not run here.
         self._strays_at = 0.0
-        self._over = False  # The rest is saying goodbye, which nobody needs to cancel.
+        self._over = False  # Only the closing handshake is left, which need not be cancelled.
         self._blame: str | None = None
-        self._blamed: bytes | None = None  # The invocation in whose name nonsense was said, if it can be told.
+        self._blamed: InvocationId | None = None  # The invocation that violated the protocol, if known.
         self._why = "the endpoint closed the stream"
         self._wake = asyncio.Event()
         self._wake.set()
@@ -134,6 +139,10 @@ class Stream:
         return True
 
     @property
+    def stall(self) -> Stall | None:
+        return self._liveness.stall if not self._over else None
+
+    @property
     def attempts_max(self) -> int:
         return self._invoker.limits.streamed
 
@@ -147,7 +156,7 @@ class Stream:
             self._push(frame)
 
     def acknowledge(self, attempt: Attempt) -> None:
-        """Told with the next message; until then later acknowledgements join it."""
+        """Sent with the next message; until then, later acknowledgements join it."""
         if attempt.ack_waits is None:
             attempt.ack_waits = ack = PendingAck(attempt, attempt.length)
             self._push(ack)
@@ -155,8 +164,8 @@ class Stream:
             attempt.ack_waits.length = attempt.length
 
     def complete(self, attempt: Attempt, step: int, order: int, outcome: list[Any]) -> None:
-        attempt.ack_waits = None  # It stays where it is; what is acknowledged from now on comes behind this.
-        frame = Completion(attempt.id, attempt.epoch, step, order, outcome)
+        attempt.ack_waits = None  # It stays in place; later acknowledgements come after this frame.
+        frame = Completion(invocation=attempt.id, epoch=attempt.epoch, index=step, order=order, outcome=outcome)
         ref = refs.in_outcome(outcome)
         self._push(frame if ref is None else Deferred(attempt, frame, 64 + refs.size_of(ref)))
 
@@ -176,7 +185,7 @@ class Stream:
         if self.attempts.get(attempt.id) is attempt:
             del self.attempts[attempt.id]
             for frame in self._behind.pop((attempt.id, attempt.epoch), ()):
-                self._let_fetched_go(frame)
+                self._release_fetched(frame)
             self._endpoint.let_go(attempt)
 
     def _push(self, frame: Frame | PendingAck | Deferred) -> None:
@@ -190,7 +199,7 @@ class Stream:
         self._queue(frame)
 
     def _queue(self, frame: Frame | PendingAck | Deferred) -> None:
-        """In its turn; or, if it has to be fetched first, aside, and all of its attempt that comes later behind it."""
+        """Queue a frame. One whose value must be fetched first is set aside, with all later frames of its attempt after it."""
         if isinstance(frame, Deferred) and frame.values.to_fetch():
             self._behind[_whose(frame)] = [frame]
             self._to_fetch.append(frame)
@@ -199,7 +208,7 @@ class Stream:
         self._frames.append(frame)
         self._bytes += _held(frame)
         if self._bytes > OUTBOX_BYTES_MAX and self._blame is None:
-            self._end("the endpoint does not read what it is sent", crashed=True)
+            self._end("the endpoint does not read from the stream", crashed=True)
         self._wake.set()
 
     # Values in the shared store
@@ -223,21 +232,21 @@ class Stream:
         except (StoreDown, ValueLost) as error:
             self._invoker.unreadable(frame.attempt, error)
         except Exception:
-            logger.exception("deployment %s: a large value could not be fetched", self._endpoint.deployment)
-            self._invoker.lost(frame.attempt, "an error of this node")
+            logger.exception("deployment %s: fetching a large value failed", self._endpoint.deployment)
+            self._invoker.lost(frame.attempt, "internal error of this node")
         behind = self._behind.pop(_whose(frame), [])
         if frame.attempt.over or not behind:
-            self._let_fetched_go(frame)
+            self._release_fetched(frame)
             return
-        assert behind[0] is frame, "one at a time of each attempt"
+        assert behind[0] is frame, "each attempt fetches one value at a time"
         while behind:
             self._queue(behind.pop(0))
             if (again := self._behind.get(_whose(frame))) is not None:
-                again += behind  # Behind the next one that has to be fetched.
+                again += behind  # After the next frame that must be fetched.
                 return
 
-    def _let_fetched_go(self, frame: Frame | PendingAck | Deferred) -> None:
-        """It is sent, or will not be."""
+    def _release_fetched(self, frame: Frame | PendingAck | Deferred) -> None:
+        """Release a fetched value: its frame was sent, or never will be."""
         if isinstance(frame, Deferred) and frame.held:
             frame.values.fetched.clear()
             self._fetched_bytes -= frame.held
@@ -260,19 +269,19 @@ class Stream:
                                 await socket.send_bytes(part)
                         self._sent(frames)
                     elif len(self._frames) == waiting:
-                        break  # What was taken may all have been for attempts that are over.
+                        break  # All of these frames may be for attempts that are over.
                 if self._endpoint.has_waiting:
                     self._endpoint.pump()
         except (aiohttp.ClientError, OSError, RuntimeError) as error:
-            # What the endpoint said before it closed the connection tells more. It may still be on its way to us.
+            # The endpoint's close frame, which may still be in transit, gives a better reason.
             await asyncio.wait([self._tasks[0]], timeout=GOODBYE_S)
             self._end(f"sending failed: {error or type(error).__name__}", crashed=True)
-        except Exception:  # A stream that nobody writes to looks alive, and its attempts would wait for ever.
-            logger.exception("deployment %s: the stream is ended by an error of this node", self._endpoint.deployment)
-            self._end("an error of this node; see its log")
+        except Exception:  # A stream without a writer looks alive, and its attempts would wait forever.
+            logger.exception("deployment %s: internal error, closing the stream", self._endpoint.deployment)
+            self._end("internal error of this node; see its log")
 
     def _parts(self, message: bytes, frames: list[Frame | Deferred]) -> Iterable[bytes]:
-        """The messages that carry it. None, if it is larger than the endpoint takes and cannot be sent in pieces."""
+        """The messages that carry it. Empty if it is larger than the endpoint accepts and cannot be sent in pieces."""
         limit = self._message_bytes_max
         size = min(len(message), limit)
         if size > self._largest[0]:
@@ -284,18 +293,18 @@ class Stream:
         self._refuse([_whose(frame) for frame in frames], f"a message of {len(message)} bytes")
         return ()
 
-    def _refuse(self, whose: list[tuple[bytes, int]], what: str) -> None:
+    def _refuse(self, whose: list[tuple[InvocationId, int]], what: str) -> None:
         text = (
-            f"{what} is larger than the server of the endpoint takes, and its SDK is too old to take it in pieces: upgrade the "
+            f"{what} exceeds the limit of the endpoint's server, and its SDK is too old to accept pieces: upgrade the "
             "SDK, raise the server's limit (uvicorn --ws-max-size 41943040), or keep large values elsewhere"
         )
         for invocation, epoch in whose:
             attempt = self.attempts.get(invocation)
             if attempt is not None and attempt.epoch == epoch:
-                self._invoker.fail(attempt, [1, 413, text, "TooLarge"], pause=True)
+                self._invoker.fail(attempt, failed(413, text, "TooLarge"), pause=True)
 
     def _message_refused(self) -> None:
-        """Whoever needed the largest message is to blame, and nobody else. Pieces may be smaller next time."""
+        """Only the attempts in the largest message are to blame. Pieces may be smaller next time."""
         size, whose = self._largest
         self.crashed = False
         self._refused(size)
@@ -308,7 +317,7 @@ class Stream:
                 self._invoker.crashed(attempt, f"{self._why}; its largest message had {size} bytes")
 
     def _mark_begun(self, frames: list[Frame | Deferred]) -> None:
-        """From here on their handlers may run. Suspects tell when they do, if the endpoint knows how."""
+        """Their handlers may run from now on. Suspects report when they do, if the endpoint supports it."""
         for each in frames:
             frame = each.frame if isinstance(each, Deferred) else each
             if type(frame) is Start and not (frame.suspects_max and self.version > 1):
@@ -324,17 +333,17 @@ class Stream:
     def _sent(self, frames: list[Frame | Deferred]) -> None:
         for frame in frames:
             if isinstance(frame, Deferred):
-                self._let_fetched_go(frame)
+                self._release_fetched(frame)
                 frame.attempt.unsent -= 1
                 frame.attempt.last_frame_at = asyncio.get_running_loop().time()
 
     def _gone(self, attempt: Attempt, error: Exception) -> None:
-        """What refers to a value should have kept it: wait, and let somebody look."""
+        """A referenced value is missing, which must not happen: pause for an operator."""
         logger.error("deployment %s: %s", self._endpoint.deployment, error)
-        self._invoker.fail(attempt, [1, 500, str(error), "ValueGone"])
+        self._invoker.fail(attempt, failed(500, str(error), "ValueGone"))
 
     def _take(self) -> list[Frame | Deferred]:
-        """The frames of the next message: in order, what credit and size allow."""
+        """The frames of the next message, in order, as far as credit and size permit."""
         taken: list[Frame | Deferred] = []
         if self._owed >= WINDOW_FRAMES // 2:
             taken.append(Credit(self._owed))
@@ -355,7 +364,7 @@ class Stream:
                     if not isinstance(frame, Deferred) or not frame.attempt.over:
                         taken.append(frame)
                     else:
-                        self._let_fetched_go(frame)
+                        self._release_fetched(frame)
                     continue
                 attempt = frame.attempt
                 if attempt.ack_waits is frame:
@@ -375,9 +384,14 @@ class Stream:
             while True:
                 message = await socket.receive()
                 if message.type is aiohttp.WSMsgType.BINARY:
+                    self._liveness.runs()
                     await self._receive(message.data)
-                    while invoker.congested:  # noqa: ASYNC110 - nobody tells us, and it is rare
-                        await asyncio.sleep(0.005)  # Not reading on is what slows the other side down.
+                    while invoker.congested:  # noqa: ASYNC110 - there is no event, and it is rare
+                        await asyncio.sleep(0.005)  # Not reading slows the other side down.
+                elif message.type is aiohttp.WSMsgType.PONG:
+                    self._liveness.take_pong(message.data)
+                elif message.type is aiohttp.WSMsgType.PING:
+                    await socket.pong(message.data)
                 elif message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED):
                     self._closed_by(message)
                     break
@@ -386,19 +400,19 @@ class Stream:
                     self.crashed = True
                     break
                 else:
-                    raise ProtocolError("a message that is not binary")
+                    raise ProtocolError("a message must be binary")
         except ProtocolError as error:
-            self._blame = f"the endpoint does not speak the protocol: {error}"
+            self._blame = f"the endpoint violates the protocol: {error}"
             self._blamed = error.invocation
-            logger.error("deployment %s: the stream is ended: %s", self._endpoint.deployment, self._blame)
+            logger.error("deployment %s: closing the stream: %s", self._endpoint.deployment, self._blame)
         except (aiohttp.ClientError, OSError) as error:
             self._why = f"the stream broke: {error or type(error).__name__}"
             self.crashed = True
         except asyncio.CancelledError:
             pass  # `_end` says why.
         except Exception:
-            logger.exception("deployment %s: the stream is ended by an error of this node", self._endpoint.deployment)
-            self._why = "an error of this node; see its log"
+            logger.exception("deployment %s: internal error, closing the stream", self._endpoint.deployment)
+            self._why = "internal error of this node; see its log"
         self._over = True
         for task in (self._tasks[1], *self._fetching):
             task.cancel()
@@ -412,7 +426,7 @@ class Stream:
             logger.debug("deployment %s: closing a stream: %s", self._endpoint.deployment, error)
 
     def _closed_by(self, message: aiohttp.WSMessage) -> None:
-        """A process that is killed says nothing (1006). One that says that it stops was not ended by an attempt."""
+        """A killed process sends no close frame (1006). One that announces its stop was not ended by an attempt."""
         code = message.data if message.type is aiohttp.WSMsgType.CLOSE else self._socket.close_code
         code = code or aiohttp.WSCloseCode.ABNORMAL_CLOSURE
         said = f": {message.extra}" if message.type is aiohttp.WSMsgType.CLOSE and message.extra else ""
@@ -422,7 +436,7 @@ class Stream:
             self._message_refused()
 
     async def _receive(self, raw: bytes) -> None:
-        """Slice by slice: a message of many frames must not keep the loop from everything else."""
+        """Process a message in slices, so that many frames do not block the event loop."""
         for number, frames in enumerate(decode_slices(raw, TO_NODE, self.version)):
             if number:
                 await asyncio.sleep(0)
@@ -465,15 +479,14 @@ class Stream:
                 self._endpoint.is_well()
 
     def _count_in(self, count: int) -> None:
-        """Whoever sends more than it was granted takes no notice of how much we can take."""
+        """An endpoint that sends more than it was granted ignores flow control."""
         self._granted -= count
         self._owed += count
         if self._granted < 0:
-            raise ProtocolError("it sent more frames than it was granted")
+            raise ProtocolError("it sent more frames than were granted")
 
     def _count_strays(self, count: int) -> None:
-        """Frames of attempts that are over are normal while the endpoint has not heard of it, and nothing but a flood when
-        they do not end."""
+        """Frames of ended attempts are normal until the endpoint learns of the end. If they do not stop, they are a flood."""
         now = asyncio.get_running_loop().time()
         self._strays = max(0.0, self._strays - (now - self._strays_at) * STRAYS_PER_S) + count
         self._strays_at = now
@@ -487,24 +500,24 @@ class Stream:
             self._tasks[0].cancel()
 
     async def close(self) -> None:
-        self._end("this node stops")
+        self._end("this node is stopping")
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def _whose(frame: Frame | PendingAck | Deferred) -> tuple[bytes, int]:
-    """The attempt that a frame is for. Those of a stream itself are for none."""
+def _whose(frame: Frame | PendingAck | Deferred) -> tuple[InvocationId, int]:
+    """The attempt that a frame is for. Frames of the stream itself are for none."""
     if isinstance(frame, PendingAck | Deferred):
         return frame.attempt.id, frame.attempt.epoch
-    return getattr(frame, "invocation", b""), getattr(frame, "epoch", 0)
+    return getattr(frame, "invocation", NO_INVOCATION), getattr(frame, "epoch", 0)
 
 
 def _held(frame: Frame | PendingAck | Deferred) -> int:
-    """About how many bytes it takes while it waits."""
+    """Approximate number of bytes a frame takes while it waits."""
     return _size(frame.frame if isinstance(frame, Deferred) else frame)
 
 
 def _size(frame: Frame | PendingAck | Deferred) -> int:
-    """About how many bytes it takes in a message. Only what can be large is looked at."""
+    """Approximate number of bytes a frame takes in a message. Only fields that can be large count."""
     if isinstance(frame, Deferred):
         return frame.size
     if type(frame) is Start:

@@ -1,0 +1,62 @@
+"""The actions on invocations: cancel, kill, pause, resume, restart and purge, as commands and as answers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+from holdfast.cluster.admin.parameters import AdminRequest, Parameters
+from holdfast.cluster.admin.routes import ACTIONS
+from holdfast.cluster.errors import BadRequest, NotFound
+from holdfast.sdk.ids import ID_BYTES, InvocationId, format_id
+from holdfast.statemachine.commands import Cancel, Command, Kill, Pause, Purge, Restart, Resume
+from holdfast.statemachine.effects import Code, Result
+
+
+def command_of(action: str, id_: InvocationId, parameters: Parameters, deployment: str | None) -> Command:
+    match action:
+        case "cancel":
+            return Cancel(id_)
+        case "kill":
+            return Kill(id_)
+        case "pause":
+            return Pause(id_)
+        case "resume":
+            return Resume(id_, deployment)
+        case "purge":
+            return Purge(id_)
+        case _:
+            # In the partition of the first one, which has its journal.
+            new_id = InvocationId(id_[:4] + os.urandom(ID_BYTES - 4))
+            return Restart(id_, new_id, parameters.number("step", 0, 0, 2**32 - 1), deployment)
+
+
+_DONE: Final = {
+    "cancel": "Cancelling",
+    "kill": "Killed",
+    "pause": "Paused",
+    "resume": "Resumed",
+    "restart": "Restarted",
+    "purge": "Purged",
+}
+
+
+def show_done(action: str, id_: InvocationId, result: Result) -> dict[str, Any]:
+    status = _DONE[action] if result.code == Code.DONE else "Unchanged"
+    shown: dict[str, Any] = {"id": format_id(id_), "status": status}
+    if action == "restart":
+        shown["new_id"] = result.message
+    elif result.message:
+        shown["message"] = result.message
+    return shown
+
+
+def action_of(request: AdminRequest, parameters: Parameters) -> str:
+    action = request.path["action"]
+    if action not in ACTIONS:
+        raise NotFound(f"there is no action {action!r:.60}", f"there are: {', '.join(ACTIONS)}")
+    if action != "restart" and parameters.text("step") is not None:
+        raise BadRequest("step: only restart accepts it")
+    if action not in ("resume", "restart") and parameters.text("to") is not None:
+        raise BadRequest("to: only resume and restart accept it")
+    return action

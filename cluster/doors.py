@@ -1,0 +1,186 @@
+"""The two doors of a node that serves: the ingress for clients, and the admin API for operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.cluster.admin.app import Admin
+from holdfast.cluster.admin.identity import IdentityAdmin
+from holdfast.cluster.admin.overview import Overview
+from holdfast.cluster.config import Endpoint
+from holdfast.cluster.ground import Ground
+from holdfast.cluster.handlers.metrics import of_handlers
+from holdfast.cluster.http import descriptors
+from holdfast.cluster.http.access import Access, open_root
+from holdfast.cluster.http.audit import Audit
+from holdfast.cluster.http.exchange import Exchange
+from holdfast.cluster.http.metrics import of_audit
+from holdfast.cluster.http.not_serving import NotServing
+from holdfast.cluster.http.server import HttpServer
+from holdfast.cluster.http.sessions import Sessions
+from holdfast.cluster.http.token_use import TokenUse
+from holdfast.cluster.ingress.metrics import of_ingress
+from holdfast.cluster.members.joining import Urls
+from holdfast.cluster.members.metrics import of_members
+from holdfast.cluster.observe.metrics import Metrics, of_certificates, of_log, of_node
+from holdfast.cluster.partition.metrics import of_partitions
+from holdfast.cluster.serving import Serving
+from holdfast.cluster.snapshotting.metrics import of_snapshots
+from holdfast.cluster.values.metrics import of_values
+
+
+class Doors:
+    """One pair per node."""
+
+    def __init__(self, ground: Ground, serving: Serving) -> None:
+        self._config = config = ground.config
+        registry, now_ms = ground.registry, ground.environment.clock.now_ms
+        access = _open_access(ground)
+        sessions = _open_sessions(ground, access)
+        #: Reports to the cluster which tokens were used; None: there are no tokens.
+        self.token_use = (
+            TokenUse(access, lambda: registry.state.tokens, registry.propose) if access is not None else None
+        )
+        #: Records changes and their principals.
+        self.audit = Audit(
+            config.node, now_ms=now_ms, propose=registry.propose, is_open=lambda: registry.state.level >= 2
+        )
+        self.ingress = HttpServer(
+            config.ingress,
+            Exchange(config, serving.clients, source="ingress", access=access, audit=self.audit),
+            connections_max=lambda: min(config.connections_max, descriptors.for_ingress()),
+            per_address_max=config.connections_per_address_max,
+            abandon=True,
+            tls=ground.certificates.door("ingress"),
+        )
+        admin = Admin(
+            config,
+            registry,
+            serving.router,
+            serving.reader,
+            now_ms=now_ms,
+            cluster=_overview(ground, serving).show,
+            metrics=self._metrics(ground, serving).scrape,
+            unhealthy=serving.health.unhealthy,
+            warnings=serving.health.warnings,
+            removed=lambda: ground.removal.why,
+            operations=serving.operations,
+            identity=IdentityAdmin(serving.identity),
+            healths=ground.healths.everywhere,
+            snapshots=ground.snapshots,
+            backups=serving.backups,
+            audit=self.audit,
+            sessions=sessions,
+        )
+        self.admin = HttpServer(
+            config.admin,
+            Exchange(config, admin, source="admin", access=access, audit=self.audit, sessions=sessions),
+            connections_max=descriptors.for_admin,
+            per_address_max=config.connections_per_address_max,
+            abandon=False,
+            tls=ground.certificates.door("admin"),
+        )
+
+    def _metrics(self, ground: Ground, serving: Serving) -> Metrics:
+        """The metrics of every room."""
+        return Metrics(
+            serving.reader.statistics_here,
+            lambda: of_node(ground.config, ground.watchdog),
+            lambda: of_certificates(ground.certificates),
+            lambda: of_log(ground.log),
+            lambda: of_members(ground.meta.state.membership, serving.handover),
+            lambda: of_partitions([partition for _, partition in sorted(ground.replicas.hosted.items())]),
+            lambda: of_snapshots(ground.snapshots),
+            lambda: of_handlers(ground.invoker),
+            lambda: of_values(ground.stager, ground.objects),
+            lambda: of_ingress(serving.clients, self.ingress),
+            lambda: of_audit(self.audit),
+        )
+
+    async def open(self, not_serving: NotServing) -> None:
+        """Take over the sockets of the listeners that answered until now. Raises OSError."""
+        if self.token_use is not None:
+            self.token_use.start()
+        self.audit.start()
+        await self.admin.start(not_serving.relieve("admin"))
+        await self.ingress.start(not_serving.relieve("ingress"))
+
+    def refuse(self, why: str) -> None:
+        """Refuse requests, because this node was removed: they would wait for nodes that no longer talk to it."""
+        self.ingress.refuse(why)
+        self.admin.leave()
+
+    def leave(self) -> None:
+        """Accept no new connections."""
+        self.ingress.leave()
+        self.admin.leave()
+
+    async def stop(self, finish_s: float) -> None:
+        """Answer the requests that can be answered in that time, and close."""
+        await self.ingress.finish(finish_s)
+        await self.ingress.stop()
+        await self.admin.stop()
+        if self.token_use is not None:
+            await self.token_use.stop()
+        await self.audit.stop()
+
+    @property
+    def urls(self) -> Urls:
+        config = self._config
+        return Urls(_url(config.ingress, self.ingress), _url(config.admin, self.admin))
+
+
+def _open_access(ground: Ground) -> Access | None:
+    if ground.config.auth != "tokens":
+        return None
+    return Access(
+        lambda: ground.meta.state.tokens,
+        root=open_root(ground.config),
+        now_ms=ground.environment.clock.now_ms,
+        fresh=ground.meta_log.known,
+    )
+
+
+def _open_sessions(ground: Ground, access: Access | None) -> Sessions | None:
+    if access is None:
+        return None
+
+    def tell_signed_out(ended: list[Any]) -> None:
+        for peer in ground.log.connected():
+            ground.rpc.tell(peer, "signed_out", ended)
+
+    sessions = Sessions(
+        access,
+        cluster=ground.config.cluster,
+        secret=ground.config.secret,
+        lifetime_s=ground.config.session_lifetime,
+        now_ms=ground.environment.clock.now_ms,
+        secure=ground.config.admin_tls_cert is not None,
+        tell=tell_signed_out,
+    )
+    ground.rpc.listen("signed_out", lambda peer, ended: sessions.note_ended(ended))
+    return sessions
+
+
+def _overview(ground: Ground, serving: Serving) -> Overview:
+    return Overview(
+        config=ground.config,
+        log=ground.log,
+        meta=ground.meta,
+        meta_log=ground.meta_log,
+        founding=ground.record.founding,
+        router=serving.router,
+        hosted=ground.replicas.hosted,
+        controller=serving.controller,
+        handover=serving.handover,
+        operations=serving.operations,
+        releases=ground.releases,
+        snapshots=ground.snapshots,
+        objects=ground.objects,
+    )
+
+
+def _url(place: Endpoint, server: HttpServer) -> str:
+    """The URL of an address that users can type; the wildcard address is replaced."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(place.host, place.host)
+    return f"{server.scheme}://[{host}]:{server.port}" if ":" in host else f"{server.scheme}://{host}:{server.port}"

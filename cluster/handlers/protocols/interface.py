@@ -1,0 +1,39 @@
+"""What a handler protocol is to the rest of the node: it discovers what an endpoint offers, and connects to it.
+
+Sessions, versions, modes and frames are the protocol's own. Everything on this side of `HandlerProtocol` speaks of offers,
+attempts and commands. So another protocol is another package beside `native`, and nothing here changes for it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from holdfast.cluster.handlers.attempts import Carrier
+from holdfast.cluster.handlers.dispatch import Station
+from holdfast.cluster.registry.offer import Offer
+from holdfast.statemachine.meta import Deployment
+
+
+class CannotConnect(Exception):
+    """The endpoint cannot be reached now, or wants to be left alone for `after_s`."""
+
+    def __init__(self, why: str, after_s: float = 0.0) -> None:
+        super().__init__(why)
+        self.after_s = after_s
+
+
+class Connector(Protocol):
+    """Of one endpoint: it makes the carriers of its attempts."""
+
+    async def connect(self, deployment: Deployment) -> Carrier:
+        """Raises CannotConnect."""
+
+
+class HandlerProtocol(Protocol):
+    async def discover(self, uri: str) -> Offer:
+        """What the endpoint at `uri` offers. Raises EndpointFailed or BadManifest."""
+
+    def connector(self, station: Station) -> Connector: ...
+
+    async def close(self) -> None:
+        """Called when no carrier is left."""

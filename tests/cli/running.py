@@ -1,0 +1,65 @@
+"""A node in another thread, and commands that run against it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from holdfast.cli.main import main
+from tests.cluster.harness import PATIENCE_S
+from tests.cluster.serving import Serving, serving
+
+
+class Cli:
+    """Commands run in this thread, the node in another."""
+
+    def __init__(self, at: Serving, loop: asyncio.AbstractEventLoop) -> None:
+        self.at = at
+        self.loop = loop
+        self.environ = {"HOLDFAST_ADMIN_URL": at.node.admin_url, "HOLDFAST_INGRESS_URL": at.node.ingress_url}
+
+    def run(self, *arguments: str, input: str | None = None, token: str = "") -> Result:
+        environ = {**self.environ, "HOLDFAST_TOKEN": token}
+        return CliRunner().invoke(main, arguments, env=environ, input=input)
+
+    def ok(self, *arguments: str, input: str | None = None, token: str = "") -> str:
+        result = self.run(*arguments, input=input, token=token)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    def json(self, *arguments: str, token: str = "") -> Any:
+        return json.loads(self.ok(*arguments, "--json", token=token))
+
+    def reaches(self, id_: str, status: str) -> None:
+        asyncio.run_coroutine_threadsafe(self.at.reaches(id_, status), self.loop).result(PATIENCE_S)
+
+
+@contextmanager
+def running(path: Path, **settings: Any) -> Iterator[Cli]:
+    ready: list[Cli] = []
+    started, over = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        try:
+            async with serving(path, **settings) as at:
+                ready.append(Cli(at, asyncio.get_running_loop()))
+                started.set()
+                await asyncio.to_thread(over.wait)
+        finally:
+            started.set()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    started.wait()
+    try:
+        yield ready[0]
+    finally:
+        over.set()
+        thread.join()
