@@ -159,6 +159,9 @@ class Snapshots:
         """
 
         def restore(path: Path) -> None:
+            # A process killed before its fsync leaves names that a power loss may still remove. The log may begin after
+            # the snapshot as soon as this returns, so the name must be durable by then.
+            sync_path(self.config.data, self.directory(group))
             restored, expected = self.restored(group), Expected(group=group, schema_max=SCHEMA)
             for file in (*listed(self.directory(group)), *(listed(restored) if restored is not None else ())):
                 try:

@@ -20,7 +20,7 @@ from aiohttp import web
 from holdfast.cluster.http.browsers import Browsers
 from holdfast.sdk import Context, Server, Service
 from holdfast.statemachine.members import REMOVED
-from tests.browser.chromium import Tab, browser
+from tests.browser.chromium import Tab, browser, find
 from tests.cluster.harness import FakeEndpoint, Handled, Script, World, eventually
 from tests.cluster.test_tokens import one
 
@@ -89,6 +89,12 @@ async function signIn(token) {
   return (await fetch("/session", { method: "POST", headers, body: JSON.stringify({ token }) })).status;
 }
 """
+
+
+@pytest.fixture(autouse=True)
+def _browser_installed() -> None:
+    """Skip before a node is started, which a skip in the middle of a test would leave running."""
+    find()
 
 
 async def echo(handled: Handled) -> None:

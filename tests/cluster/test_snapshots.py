@@ -13,9 +13,11 @@ import pytest
 from holdfast.cluster.snapshotting import service as snapshots
 from holdfast.cluster.snapshotting.service import Keeper, listed
 from holdfast.sdk.journal import Op
+from holdfast.snapshots import files
 from holdfast.snapshots.cut import cut_blocking
 from holdfast.snapshots.files import SteadyWriter
-from holdfast.snapshots.format import SnapshotFile, verify
+from holdfast.snapshots.format import Header, SnapshotFile, verify
+from holdfast.snapshots.restore import restore_blocking
 from tests.cluster.harness import Handled, World, eventually, world
 
 OFTEN: dict[str, Any] = {"snapshot_entries": 100, "snapshot_interval": 0.0, "log_tail": 50}
@@ -136,6 +138,34 @@ async def test_a_node_without_its_state_begins_with_its_snapshot(tmp_path: Path)
 
     await eventually(lambda: node.partitions[0].machine.applied[0] >= applied[0], "what was applied before")
     assert await it.call("counter/add", key="k") == [0, b"36"]
+    await it.stop()
+
+
+async def test_a_state_is_restored_from_a_snapshot_whose_name_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was killed may have left names that a power loss still removes."""
+    it = World(tmp_path, partitions=1, **SELDOM)
+    await it.start()
+    await it.register(COUNTER)
+    await it.call("counter/add", key="k")
+    await keeper(it).create()
+    directory = keeper(it).directory
+    await it.stop()
+    shutil.rmtree(tmp_path / "node" / "state")
+    synced: list[Path] = []
+    before: list[list[Path]] = []
+    monkeypatch.setattr(files, "sync_directory", synced.append)
+
+    def restore(*arguments: Any, **options: Any) -> Header:
+        before.append(list(synced))
+        return restore_blocking(*arguments, **options)
+
+    monkeypatch.setattr(snapshots, "restore_blocking", restore)
+    await it.start()
+
+    top = tmp_path / "node"
+    assert before == [[top, top / "snapshots", directory.parent, directory]]
     await it.stop()
 
 
