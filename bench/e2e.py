@@ -304,7 +304,7 @@ class Connection(asyncio.Protocol):
         if len(rest) < length:
             return
         self._buffer = rest[length:]
-        self._load.answered(head[9:12], time.perf_counter() - self._sent_at)
+        self._load.answered(head[9:12], rest[:length], time.perf_counter() - self._sent_at)
         self._next()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -320,6 +320,7 @@ class Load:
         self.most = 0  # Requests to make; 0: until it is stopped.
         self.latencies: list[float] = []
         self.errors = 0
+        self.error = ""  # The last one.
         self.done = asyncio.get_running_loop().create_future()
 
     def request(self) -> bytes | None:
@@ -330,11 +331,12 @@ class Load:
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         return f"{head}Content-Length: 1\r\n\r\n1".encode()
 
-    def answered(self, status: bytes, seconds: float) -> None:
+    def answered(self, status: bytes, body: bytes, seconds: float) -> None:
         if status in (b"200", b"202"):
             self.latencies.append(seconds)
         else:
             self.errors += 1
+            self.error = f"{status.decode()} {body[:300].decode(errors='replace')}"
 
     def closed(self) -> None:
         self._open -= 1
@@ -371,6 +373,7 @@ async def run_load(ports: list[int], work: str, in_flight: int, seconds: float) 
                 "p99": latencies[len(latencies) * 99 // 100] if latencies else 0,
                 "worst": latencies[-1] if latencies else 0,
                 "errors": load.errors,
+                "error": load.error,
                 "cpu_s": cpu,
             }
         ),
@@ -422,8 +425,10 @@ async def measure(cluster: Cluster, work: str, in_flight: int, seconds: float) -
     seen = await load.hear()
     after = await cluster.figures()
     await load.end()
+    if not seen["count"]:
+        raise SystemExit(f"{work}: none of the requests succeeded; the last answer: {seen['error'] or 'none'}")
     spent = [{name: at[name] - earlier[name] for name in at} for at, earlier in zip(after, before, strict=True)]
-    count = max(seen["count"], 1)
+    count = seen["count"]
     *nodes, endpoint = spent
     return Row(
         work,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bench import e2e
@@ -48,3 +50,12 @@ def test_without_a_choice_all_work_is_measured_alone_and_with_64_in_flight() -> 
 
     assert arguments.work == list(e2e.TABLE) == ["empty", "three", "ten", "counter"]
     assert arguments.in_flight == [1, 64]
+
+
+@pytest.mark.slow("starts a node, an endpoint and the processes of the load")
+async def test_requests_that_are_all_refused_end_the_measurement(tmp_path: Path) -> None:
+    arguments = e2e.parser().parse_args(["--in-flight", "1", "--seconds", "0.2", "--data", str(tmp_path)])
+    arguments.work = ["unknown"]
+
+    with pytest.raises(SystemExit, match=r"none of the requests succeeded; the last answer: 404 .*unknown"):
+        await e2e.run(arguments)
