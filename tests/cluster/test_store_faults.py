@@ -66,6 +66,8 @@ async def test_snapshots_are_published_and_old_ones_removed(
         for _ in range(4):
             await works_on(it)
             await published(it)
+        await keeper(it).create()  # Of everything, so that no later one is due.
+        await published(it)
 
         found = await get(it, "/snapshots")
 

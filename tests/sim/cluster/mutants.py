@@ -35,6 +35,7 @@ from holdfast.cluster.routing.router import Router
 from holdfast.cluster.routing.watches import SLICE, Watches
 from holdfast.cluster.snapshotting import catchup
 from holdfast.cluster.snapshotting import service as snapshots
+from holdfast.cluster.snapshotting.service import Snapshots
 from holdfast.cluster.values import janitor
 from holdfast.cluster.values import shared_store as objects
 from holdfast.cluster.values.janitor import Janitor
@@ -180,6 +181,22 @@ def trimmed_before_durable() -> list[Patch]:
 def found_names_trusted() -> list[Patch]:
     """A snapshot of an earlier life counts as durable, although that life may have ended before it was."""
     return [(snapshots, "sync_path", lambda top, path: None)]
+
+
+def restored_before_durable() -> list[Patch]:
+    """A state begins with a snapshot of an earlier life whose name a power loss may still remove."""
+
+    def restorer(self: Snapshots, group: int) -> Callable[[Path], None]:
+        restore = original(self, group)
+
+        def restore_at_once(path: Path) -> None:
+            with patch.object(snapshots, "sync_path", lambda top, path: None):
+                restore(path)
+
+        return restore_at_once
+
+    original = Snapshots.restorer
+    return [(Snapshots, "restorer", restorer)]
 
 
 def state_believed() -> list[Patch]:
@@ -477,6 +494,7 @@ MUTANTS: Final[dict[str, Callable[[], list[Patch]]]] = {
     "led-without-deployments": led_without_deployments,
     "trimmed-before-durable": trimmed_before_durable,
     "found-names-trusted": found_names_trusted,
+    "restored-before-durable": restored_before_durable,
     "state-believed": state_believed,
     "checksums-ignored": checksums_ignored,
     "installed-without-snapshot": installed_without_snapshot,
@@ -517,6 +535,7 @@ WHERE: Final = {
     "led-without-deployments": "stormy",
     "trimmed-before-durable": "snapshots",
     "found-names-trusted": "snapshots",
+    "restored-before-durable": "store",
     "state-believed": "snapshots",
     "checksums-ignored": "store",
     "installed-without-snapshot": "snapshots",
