@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from holdfast.snapshots.errors import Corrupted, NewerVersion, WrongSnapshot
+from holdfast.snapshots.errors import Corrupted, NewerVersion, SnapshotError, WrongSnapshot
 from holdfast.snapshots.work import PIECE_BYTES, Work
 
 MAGIC: Final = b"HFSNAP\r\n"
@@ -240,3 +240,18 @@ def verify(path: Path, expected: Expected = ANY, work: Work | None = None) -> Sn
         raise Corrupted(path, "its data is damaged: checksum mismatch")
     work.end()
     return SnapshotFile(path, header)
+
+
+def listed(directory: Path) -> list[Path]:
+    """Files with a snapshot's name, newest first. Their content has not been read."""
+    names = [(parse_name(path.name), path) for path in directory.glob(f"*{SUFFIX}")]
+    return [path for numbers, path in sorted((n, p) for n, p in names if n is not None)][::-1]
+
+
+def is_sound(path: Path) -> bool:
+    """Whether its header can be read."""
+    try:
+        read_header(path)
+    except (SnapshotError, OSError):
+        return False
+    return True

@@ -40,7 +40,7 @@ from holdfast.snapshots.catalog import Catalog
 from holdfast.snapshots.cut import cut_blocking, remove_drafts
 from holdfast.snapshots.errors import Cancelled, NewerVersion, SnapshotError
 from holdfast.snapshots.files import remove_quietly, sync_path
-from holdfast.snapshots.format import SUFFIX, Expected, Meta, SnapshotFile, parse_name, read_header, verify
+from holdfast.snapshots.format import Expected, Meta, SnapshotFile, is_sound, listed, parse_name, verify
 from holdfast.snapshots.policy import (
     Kept,
     Policy,
@@ -525,7 +525,7 @@ class Keeper:
         for path in listed(self.directory):
             numbers = parse_name(path.name)
             assert numbers is not None, "only snapshots are listed"
-            kept.append(Kept(path.name, *numbers, _is_sound(path)))
+            kept.append(Kept(path.name, *numbers, is_sound(path)))
         for name in names_to_delete(self.policy, kept, pinned=pinned):
             remove_quietly(self.directory / name)
 
@@ -585,17 +585,3 @@ class Keeper:
     def age_s(self) -> float:
         """Age of the newest snapshot; without one, the time since the start."""
         return self.home.clock.monotonic_s() - self._cut_at
-
-
-def listed(directory: Path) -> list[Path]:
-    """Files with a snapshot's name, newest first. Their content has not been read."""
-    names = [(parse_name(path.name), path) for path in directory.glob(f"*{SUFFIX}")]
-    return [path for numbers, path in sorted((n, p) for n, p in names if n is not None)][::-1]
-
-
-def _is_sound(path: Path) -> bool:
-    try:
-        read_header(path)
-    except (SnapshotError, OSError):
-        return False
-    return True

@@ -14,7 +14,8 @@ import pytest
 from holdfast.cluster.partition.machine import PartitionMachine
 from holdfast.cluster.partition.state import State
 from holdfast.cluster.snapshotting import catchup
-from holdfast.cluster.snapshotting.service import Keeper, listed
+from holdfast.cluster.snapshotting.service import Keeper
+from holdfast.snapshots.format import listed
 from tests.cluster.harness import eventually
 from tests.cluster.test_snapshots import COUNTER
 from tests.cluster.test_three_nodes import Seat, Three, three

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from holdfast.cluster.snapshotting import service as snapshots
-from holdfast.cluster.snapshotting.service import Keeper, listed
+from holdfast.cluster.snapshotting.service import Keeper
 from holdfast.sdk.journal import Op
 from holdfast.snapshots import files
 from holdfast.snapshots.cut import cut_blocking
 from holdfast.snapshots.files import SteadyWriter
-from holdfast.snapshots.format import Header, SnapshotFile, verify
+from holdfast.snapshots.format import Header, SnapshotFile, listed, verify
 from holdfast.snapshots.restore import restore_blocking
 from tests.cluster.harness import Handled, World, eventually, world
 
