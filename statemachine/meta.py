@@ -133,7 +133,8 @@ class RestoreDeployment(NamedTuple):
 class RestoreCluster(NamedTuple):
     """Found a cluster that is restored from a backup, when all its deployments are there.
 
-    Certain nodes already have the states of its partitions on their disks, so `placement` names the members of each.
+    Certain nodes already have the states of its partitions on their disks, so `placement` names the members of each, and
+    every node supports the level of those states.
     """
 
     cluster: str
@@ -141,6 +142,7 @@ class RestoreCluster(NamedTuple):
     replication: int
     offers: dict[str, list[str]]
     revisions: dict[str, int]
+    level: int = FIRST
 
 
 class RaiseLevel(NamedTuple):
@@ -189,7 +191,7 @@ NUMBERS: Final[dict[type[Any], int]] = {
 }
 KINDS: Final = {number: kind for kind, number in NUMBERS.items()}
 #: The defaults of the fields that a command got in level 2. They are left out while they have their defaults.
-_LATER: Final[dict[type[Any], tuple[Any, ...]]] = {FoundCluster: (FIRST,)}
+_LATER: Final[dict[type[Any], tuple[Any, ...]]] = {FoundCluster: (FIRST,), RestoreCluster: (FIRST,)}
 
 
 class Proposal(NamedTuple):
@@ -363,6 +365,7 @@ def _restore(state: MetaState, command: RestoreCluster) -> Outcome:
     state.offers = {service: list(ids) for service, ids in command.offers.items() if ids}
     state.revisions = dict(command.revisions)
     state.membership.place(command.placement, command.replication)
+    _raise_level(state, command.level)
     return Outcome(Result())
 
 
@@ -371,7 +374,12 @@ def restored(old: MetaState, *, cluster: str, placement: list[list[str]], replic
     return [
         *(RestoreDeployment(*deployment) for deployment in old.deployments.values()),
         RestoreCluster(
-            cluster=cluster, placement=placement, replication=replication, offers=old.offers, revisions=old.revisions
+            cluster=cluster,
+            placement=placement,
+            replication=replication,
+            offers=old.offers,
+            revisions=old.revisions,
+            level=old.level,
         ),
     ]
 

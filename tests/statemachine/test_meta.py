@@ -60,6 +60,7 @@ def test_only_the_first_founding_counts() -> None:
 def test_a_cluster_made_from_another_knows_its_deployments_and_none_of_its_nodes() -> None:
     old = state_after(
         FoundCluster("old", 2, ["n1"], 1),
+        RaiseLevel(2),
         PutNode("n1", "", "10.0.0.1:1"),
         register(OLD),
         register(NEW, metadata={"a": "b"}),
@@ -72,7 +73,7 @@ def test_a_cluster_made_from_another_knows_its_deployments_and_none_of_its_nodes
     new = state_after(PutNode("m1", "rack", "10.0.0.2:1"), *(copied(command) for command in commands))
 
     assert (new.deployments, new.offers, new.revisions) == (old.deployments, old.offers, old.revisions)
-    assert (new.cluster, new.partitions, new.membership.replication) == ("new", 2, 2)
+    assert (new.cluster, new.partitions, new.membership.replication, new.level) == ("new", 2, 2, 2)
     assert new.membership.first == {0: ("m1", "m2"), 1: ("m3",)} and list(new.membership.nodes) == ["m1"]
     meta.apply(new, 5000, register("http://fourth:1"))
     assert new.revisions["trips"] == 3 and old.revisions["trips"] == 2

@@ -65,6 +65,11 @@ REGRESSIONS: Final = (
         "a new leader that had not heard of a deployment yet paused the invocations that were pinned to it",
     ),
     Regression(
+        63,
+        "restore",
+        "a restored cluster began at the first level, and refused ids that its invocations had given out at the second",
+    ),
+    Regression(
         653344861058,
         "members",
         "a removed node was shown with 0 replicas and stopped while it voted in the meta group, which lost its majority",
