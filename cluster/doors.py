@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.cluster.admin.app import Admin
+from holdfast.cluster.admin.app import Admin, NodeAdmin
+from holdfast.cluster.admin.audit import AuditAdmin
+from holdfast.cluster.admin.cluster import ClusterAdmin
+from holdfast.cluster.admin.deployments import DeploymentAdmin
 from holdfast.cluster.admin.identity import IdentityAdmin
+from holdfast.cluster.admin.invocations import InvocationAdmin
+from holdfast.cluster.admin.objects import ObjectAdmin
 from holdfast.cluster.admin.overview import Overview
+from holdfast.cluster.admin.pages import Pages
+from holdfast.cluster.admin.tokens import TokenAdmin
 from holdfast.cluster.config import Endpoint
 from holdfast.cluster.ground import Ground
 from holdfast.cluster.handlers.metrics import of_handlers
@@ -53,25 +60,29 @@ class Doors:
             abandon=True,
             tls=ground.certificates.door("ingress"),
         )
-        admin = Admin(
-            config,
-            registry,
-            serving.router,
-            serving.reader,
-            now_ms=now_ms,
-            cluster=_overview(ground, serving).show,
-            metrics=self._metrics(ground, serving).scrape,
-            unhealthy=serving.health.unhealthy,
-            warnings=serving.health.warnings,
-            removed=lambda: ground.removal.why,
-            operations=serving.operations,
-            identity=IdentityAdmin(serving.identity),
-            healths=ground.healths.everywhere,
-            snapshots=ground.snapshots,
-            backups=serving.backups,
-            audit=self.audit,
-            sessions=sessions,
-        )
+        parts = [
+            Pages(config, registry, sessions),
+            NodeAdmin(
+                unhealthy=serving.health.unhealthy,
+                warnings=serving.health.warnings,
+                metrics=self._metrics(ground, serving).scrape,
+            ),
+            DeploymentAdmin(registry, serving.reader, ground.healths.everywhere),
+            ObjectAdmin(registry, serving.router, serving.reader),
+            InvocationAdmin(registry, serving.router, serving.reader, healths=ground.healths.everywhere, now_ms=now_ms),
+            ClusterAdmin(
+                config,
+                serving.router,
+                serving.operations,
+                cluster=_overview(ground, serving).show,
+                snapshots=ground.snapshots,
+                backups=serving.backups,
+            ),
+            TokenAdmin(registry, now_ms),
+            AuditAdmin(registry, self.audit, now_ms),
+            IdentityAdmin(serving.identity),
+        ]
+        admin = Admin(parts, removed=lambda: ground.removal.why)
         self.admin = HttpServer(
             config.admin,
             Exchange(config, admin, source="admin", access=access, audit=self.audit, sessions=sessions),

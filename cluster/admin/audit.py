@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, Final
 
-from holdfast.cluster.admin.parameters import AdminRequest, Parameters, read_time
+from holdfast.cluster.admin.parameters import AdminRequest, Parameters, json_answer, read_time
 from holdfast.cluster.admin.routes import ACTIONS, PAGE, PAGE_MAX, Route
 from holdfast.cluster.admin.views import show_time
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.http.audit import Audit, outcome_of
-from holdfast.cluster.http.exchange import Request
+from holdfast.cluster.http.exchange import Answer, Request
 from holdfast.cluster.registry.registry import Registry
 from holdfast.log.errors import ProposalError
 from holdfast.statemachine.audit import Act, Recorded
@@ -27,7 +27,7 @@ class AuditAdmin:
         self._audit = audit
         self._now_ms = now_ms
 
-    async def show(self, request: AdminRequest) -> dict[str, Any]:
+    async def on_audit(self, request: AdminRequest) -> Answer:
         parameters = Parameters(request, "since", "until", "principal", "action", "outcome", "limit", "cursor", "after")
         wanted = _filter(parameters, self._now_ms())
         limit = parameters.number("limit", PAGE, 1, PAGE_MAX)
@@ -42,12 +42,13 @@ class AuditAdmin:
             acts = [each for each in reversed(acts) if each.sequence > after]
         found = list(islice((each for each in acts if wanted(each.act)), limit + 1))
         more, found = len(found) > limit, found[:limit]
-        return {
+        shown = {
             "acts": [_show(each) for each in found],
             "cursor": found[-1].sequence if more and after < 0 else None,
             "newest": trail.next - 1,
             "complete": complete,
         }
+        return json_answer(200, shown)
 
     async def _catch_up(self) -> bool:
         """Whether this node knows all acts recorded before. Without a quorum it shows what it knows."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+from holdfast.cluster.admin.parameters import AdminRequest, json_answer, read_body
 from holdfast.cluster.admin.views import show_time
 from holdfast.cluster.errors import BadRequest
+from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.registry.identity import IdentityKeys
 from holdfast.sdk.signatures import format_key
 
@@ -15,16 +16,19 @@ class IdentityAdmin:
     def __init__(self, keys: IdentityKeys) -> None:
         self._keys = keys
 
-    def show(self) -> dict[str, Any]:
+    async def on_identity(self, request: AdminRequest) -> Answer:
+        return json_answer(200, self._show())
+
+    async def on_rotate_identity(self, request: AdminRequest) -> Answer:
+        finish = (await read_body(request, {"finish"})).get("finish", False)
+        if type(finish) is not bool:
+            raise BadRequest('"finish" must be true or false')
+        await (self._keys.finish_rotation() if finish else self._keys.begin_rotation())
+        return json_answer(200, self._show())
+
+    def _show(self) -> dict[str, Any]:
         keys = [
             {"id": key.id, "public_key": format_key(key.public), "created_at": show_time(key.created_ms)}
             for key in self._keys.state.keys
         ]
         return {"keys": keys, "rotating": len(keys) > 1}
-
-    async def rotate(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        finish = given.get("finish", False)
-        if type(finish) is not bool:
-            raise BadRequest('"finish" must be true or false')
-        await (self._keys.finish_rotation() if finish else self._keys.begin_rotation())
-        return self.show()

@@ -35,7 +35,7 @@ class Pages:
         folder = Path(console.__file__).parent
         self._files = {name: (folder / name).read_bytes() for name in FILES}
 
-    def page(self, request: AdminRequest) -> Answer:
+    async def on_page(self, request: AdminRequest) -> Answer:
         principal = request.request.principal
         content = self._overview(principal) if permits(principal.roles, READ) else self._sign_in(principal)
         text = (
@@ -46,7 +46,8 @@ class Pages:
         )
         return Answer(200, text.encode(), HTML)
 
-    def file(self, name: str) -> Answer:
+    async def on_console_file(self, request: AdminRequest) -> Answer:
+        name = request.path["name"]
         if name not in self._files:
             raise NotFound(f"there is no file {name!r:.80}", f"there are: {', '.join(FILES)}")
         return Answer(200, self._files[name], FILES[name])
@@ -92,10 +93,10 @@ class Pages:
 
     # -- sessions ----------------------------------------------------------------------------------------------------
 
-    def session(self, request: AdminRequest) -> Answer:
+    async def on_session(self, request: AdminRequest) -> Answer:
         return json_answer(200, _show(request.request.principal))
 
-    async def sign_in(self, request: AdminRequest) -> Answer:
+    async def on_sign_in(self, request: AdminRequest) -> Answer:
         if self._sessions is None:
             raise Conflict("this node asks for no tokens, so there is nothing to sign in to")
         given = await read_body(request, {"token"})
@@ -107,7 +108,7 @@ class Pages:
         shown = {**_show(session.principal), "expires_at": show_time(session.expires_ms)}
         return json_answer(200, shown)._replace(headers={"Set-Cookie": session.cookie})
 
-    async def sign_out(self, request: AdminRequest) -> Answer:
+    async def on_sign_out(self, request: AdminRequest) -> Answer:
         if self._sessions is None:
             return json_answer(200, {"signed_in": False})
         cookie = await self._sessions.sign_out(request.request.headers, secure=self._is_secure(request))

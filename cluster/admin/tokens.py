@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from holdfast.cluster.admin.parameters import AdminRequest, json_answer, read_body
 from holdfast.cluster.admin.views import show_time
 from holdfast.cluster.durations import parse_duration_ms
 from holdfast.cluster.errors import BadRequest, Conflict, Full, NotFound
 from holdfast.cluster.http.access import Principal, make_token
+from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.registry.registry import Registry
 from holdfast.statemachine.access import INVOKE, ROLES, CreateToken, RevokeToken, RotateToken, Token
 from holdfast.statemachine.meta import MetaCommand
@@ -23,11 +25,26 @@ class TokenAdmin:
         self._registry = registry
         self._now_ms = now_ms
 
-    def list(self) -> list[dict[str, Any]]:
+    async def on_tokens(self, request: AdminRequest) -> Answer:
         tokens = self._registry.state.tokens.by_id.values()
-        return [self._show(token) for token in sorted(tokens, key=lambda token: (token.created_ms, token.id))]
+        shown = [self._show(token) for token in sorted(tokens, key=lambda token: (token.created_ms, token.id))]
+        return json_answer(200, {"tokens": shown})
 
-    async def create(self, principal: Principal, given: Mapping[str, Any]) -> dict[str, Any]:
+    async def on_create_token(self, request: AdminRequest) -> Answer:
+        given = await read_body(request, {"name", "roles", "services", "expires_in"})
+        created = await self._create(request.request.principal, given)
+        request.note(id=created["id"], name=created["name"], roles=",".join(created["roles"]))
+        return json_answer(201, created)
+
+    async def on_rotate_token(self, request: AdminRequest) -> Answer:
+        return json_answer(200, await self._rotate(request.path["id"], await read_body(request, {"keep_old"})))
+
+    async def on_revoke_token(self, request: AdminRequest) -> Answer:
+        id_ = request.path["id"]
+        await self._propose(RevokeToken(id_))
+        return json_answer(200, {"id": id_, "revoked": True})
+
+    async def _create(self, principal: Principal, given: Mapping[str, Any]) -> dict[str, Any]:
         name, roles, services = given.get("name"), given.get("roles"), given.get("services") or []
         if not isinstance(name, str) or not 0 < len(name) <= NAME_LENGTH_MAX or not name.isprintable():
             raise BadRequest(f'"name" must be a text of 1 to {NAME_LENGTH_MAX} printable characters')
@@ -54,7 +71,7 @@ class TokenAdmin:
         )
         return {**self._show(self._registry.state.tokens.by_id[id_]), "token": text}
 
-    async def rotate(self, id_: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    async def _rotate(self, id_: str, given: Mapping[str, Any]) -> dict[str, Any]:
         keep_old = _read_duration(given, "keep_old") or 0
         _, text, digest = make_token(id_)
         await self._propose(RotateToken(id_, digest, self._now_ms() + keep_old if keep_old else 0))
@@ -62,10 +79,6 @@ class TokenAdmin:
         if token is None or token.digest != digest:
             raise Conflict(f"the token {id_:.100} was rotated or revoked by another request in the meantime")
         return {**self._show(token), "token": text}
-
-    async def revoke(self, id_: str) -> dict[str, Any]:
-        await self._propose(RevokeToken(id_))
-        return {"id": id_, "revoked": True}
 
     async def _propose(self, command: MetaCommand) -> None:
         if self._registry.state.level < 2:

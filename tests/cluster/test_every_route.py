@@ -229,7 +229,7 @@ async def test_secrets_are_in_no_log_metric_error_or_trace(tmp_path: Path, caplo
         async def breaks(request: Any) -> Answer:
             raise RuntimeError("a bug")
 
-        admin._on_cluster = breaks
+        admin._methods["on_cluster"] = breaks
         status, answer = await doors.ask("GET", "/cluster", token)
         assert status == 500
         seen += [str(answer), caplog.text, str(describe(world.node.config)), repr(world.node.config)]

@@ -1,0 +1,98 @@
+"""Deployments and services in the admin API."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from holdfast.cluster.admin.parameters import AdminRequest, Parameters, check_encodable, json_answer, read_body
+from holdfast.cluster.admin.views import show_deployment, show_handler, show_service
+from holdfast.cluster.errors import BadRequest, EndpointFailed
+from holdfast.cluster.handlers.health import AskHealths
+from holdfast.cluster.http.exchange import Answer
+from holdfast.cluster.registry.registry import METADATA_BYTES_MAX, Registry, normalize_uri
+from holdfast.cluster.routing.reader import Reader
+
+logger = logging.getLogger(__name__)
+
+
+class DeploymentAdmin:
+    def __init__(self, registry: Registry, reader: Reader, healths: AskHealths) -> None:
+        self._registry = registry
+        self._reader = reader
+        self._healths = healths
+
+    async def on_register(self, request: AdminRequest) -> Answer:
+        given = await read_body(request, {"uri", "force", "metadata"})
+        uri, force, metadata = given.get("uri"), given.get("force", False), given.get("metadata") or {}
+        if not isinstance(uri, str):
+            raise BadRequest('"uri" is missing', 'send JSON as in {"uri": "http://127.0.0.1:9080"}')
+        if type(force) is not bool:
+            raise BadRequest('"force" must be true or false')
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise BadRequest('"metadata" must be an object of texts')
+        if len(json.dumps(metadata)) > METADATA_BYTES_MAX:
+            raise BadRequest(f'"metadata" is larger than {METADATA_BYTES_MAX} bytes')
+        uri = normalize_uri(uri)
+        request.note(uri=uri, force=force)
+        try:
+            registered = await self._registry.register(uri, force=force, metadata=check_encodable(metadata))
+        except EndpointFailed as error:
+            shown = error.shown_to(request.request.principal.roles)
+            if shown is error:
+                logger.warning("discovery: %s", error.detail or error.message)
+            raise shown from None
+        request.note(id=registered.deployment.id)
+        return json_answer(201 if registered.created else 200, await self._show_deployment(registered.deployment.id))
+
+    async def _show_deployment(self, id_: str) -> dict[str, Any]:
+        deployment = await self._registry.certainly(lambda: self._registry.get_deployment(id_))
+        in_flight = await self._reader.in_flight(id_)
+        return show_deployment(deployment, self._registry.state, in_flight, await self._healths(id_, None), whole=True)
+
+    async def on_deployments(self, request: AdminRequest) -> Answer:
+        in_flight = (await self._reader.statistics()).deployments
+        state, healths = self._registry.state, await self._healths(None, None)
+        shown = [
+            show_deployment(
+                deployment,
+                state,
+                in_flight.get(deployment.id, 0),
+                [each for each in healths if each.deployment == deployment.id],
+                whole=False,
+            )
+            for deployment in sorted(state.deployments.values(), key=lambda each: (-each.created_ms, each.id))
+        ]
+        return json_answer(200, {"deployments": shown})
+
+    async def on_deployment(self, request: AdminRequest) -> Answer:
+        return json_answer(200, await self._show_deployment(request.path["id"]))
+
+    async def on_remove(self, request: AdminRequest) -> Answer:
+        parameters = Parameters(request, "force")
+        id_ = request.path["id"]
+        await self._registry.remove(id_, force=parameters.truth("force"), in_flight=self._reader.in_flight)
+        return json_answer(200, {"id": id_, "status": "Removed"})
+
+    async def on_services(self, request: AdminRequest) -> Answer:
+        figures = (await self._reader.statistics()).services
+        state = self._registry.state
+        shown = []
+        for name in sorted(state.offers):
+            found = self._registry.service(name)
+            assert found is not None, "GET /services lists the services"
+            counts = figures[name].by_status if name in figures else {}
+            shown.append(show_service(*found, state, counts))
+        return json_answer(200, {"services": shown})
+
+    async def on_service(self, request: AdminRequest) -> Answer:
+        name = request.path["name"]
+        found = await self._registry.certainly(lambda: self._registry.get_service(name))
+        figures = (await self._reader.statistics()).services.get(name)
+        shown = show_service(*found, self._registry.state, figures.by_status if figures is not None else {})
+        shown["handlers"] = [show_handler(handler) for handler in found[0].handlers]
+        shown["options"] = found[0].options
+        if figures is not None:
+            shown["totals"] = {field: value for field, value in figures._asdict().items() if field != "by_status"}
+        return json_answer(200, shown)

@@ -1,0 +1,195 @@
+"""Invocations in the admin API: lists, one with its journal, and actions on one or on many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from holdfast.cluster.admin.actions import action_of, command_of, show_done
+from holdfast.cluster.admin.parameters import (
+    AdminRequest,
+    Parameters,
+    id_of,
+    json_answer,
+    read_body,
+    read_ends,
+    read_statuses,
+    read_time,
+)
+from holdfast.cluster.admin.routes import BULK, BULK_MAX, FILTER_NAMES, PAGE, PAGE_MAX, STEPS_PAGE
+from holdfast.cluster.admin.views import read_payload, show_description, show_invocation, show_step
+from holdfast.cluster.durations import parse_duration_ms
+from holdfast.cluster.errors import BadRequest, Conflict, UnknownInvocation, check, circumstance
+from holdfast.cluster.handlers.health import AskHealths, Health
+from holdfast.cluster.http.exchange import Answer
+from holdfast.cluster.registry.registry import Registry
+from holdfast.cluster.routing.reader import Reader
+from holdfast.cluster.routing.router import Router
+from holdfast.sdk.ids import format_id
+from holdfast.sdk.journal import cut_text
+from holdfast.statemachine.commands import DecideStep
+from holdfast.statemachine.effects import Code, Status
+from holdfast.statemachine.queries import Filter
+from holdfast.statemachine.records import Invocation
+
+AT_A_TIME: Final = 256  # concurrent actions of a bulk operation
+
+
+class InvocationAdmin:
+    def __init__(
+        self, registry: Registry, router: Router, reader: Reader, healths: AskHealths, *, now_ms: Callable[[], int]
+    ) -> None:
+        self._registry = registry
+        self._router = router
+        self._reader = reader
+        self._healths = healths
+        self._now_ms = now_ms
+
+    async def on_invocations(self, request: AdminRequest) -> Answer:
+        parameters = Parameters(request, *FILTER_NAMES, "limit", "cursor")
+        wanted = self._filter(parameters)
+        page = await self._reader.page(wanted, parameters.text("cursor"), parameters.number("limit", PAGE, 1, PAGE_MAX))
+        shown = [show_invocation(record) for record in page.records]
+        return json_answer(200, {"invocations": shown, "cursor": page.cursor})
+
+    def _filter(self, parameters: Parameters) -> Filter:
+        created_before_ms = read_time(parameters, "until", self._now_ms())
+        older_than = parameters.text("older_than")
+        if older_than is not None:
+            try:
+                older_ms = self._now_ms() - parse_duration_ms(older_than)
+            except ValueError as error:
+                raise BadRequest(f"older_than: {error}") from None
+            created_before_ms = older_ms if created_before_ms is None else min(older_ms, created_before_ms)
+        return Filter(
+            statuses=read_statuses(parameters.text("status")),
+            service=parameters.text("service"),
+            handler=parameters.text("handler"),
+            key=parameters.text("key"),
+            deployment=parameters.text("deployment"),
+            created_before_ms=created_before_ms,
+            ends=read_ends(parameters.text("outcome")),
+            created_since_ms=read_time(parameters, "since", self._now_ms()),
+            idempotency_key=parameters.text("idempotency_key"),
+        )
+
+    async def on_invocation(self, request: AdminRequest) -> Answer:
+        id_ = id_of(request)
+        description = await self._reader.describe(id_)
+        if description is None:
+            raise UnknownInvocation(f"there is no invocation {format_id(id_)}")
+        return json_answer(200, show_description(description, await self._health_for(description.record)))
+
+    async def _health_for(self, record: Invocation) -> Sequence[Health]:
+        """Of the deployment that will run an invocation: the one it is pinned to, or the one for new invocations."""
+        if record.status != Status.RUNNING:
+            return ()
+        target = self._registry.find(record.service, record.handler)
+        deployment = record.deployment or (target.deployment if target is not None else None)
+        return await self._healths(deployment, record.id) if deployment is not None else ()
+
+    async def on_journal(self, request: AdminRequest) -> Answer:
+        parameters = Parameters(request, "start", "limit")
+        start = parameters.number("start", 0, 0, 2**32 - 1)
+        limit = parameters.number("limit", STEPS_PAGE, 1, STEPS_PAGE)
+        id_ = id_of(request)
+        steps = await self._reader.journal(id_, start, limit)
+        if steps is None:
+            raise UnknownInvocation(f"there is no invocation {format_id(id_)}")
+        may_complete = request.request.principal.may_invoke_all
+        shown = [show_step(id_, start + offset, step, with_ids=may_complete) for offset, step in enumerate(steps)]
+        return json_answer(
+            200, {"id": format_id(id_), "steps": shown, "next": start + limit if len(steps) == limit else None}
+        )
+
+    async def on_decide(self, request: AdminRequest) -> Answer:
+        id_ = id_of(request)
+        text = request.path["step"]
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            raise BadRequest(f"{text!r:.40} is not the index of a step")
+        given = await read_body(request, {"value", "failure", "again"})
+        if len(given) != 1 or given.get("again", True) is not True:
+            raise BadRequest('send exactly one of "value", "failure" and "again": true')
+        outcome: list[Any] | None = None
+        if "value" in given:
+            outcome = [0, read_payload(given["value"])]
+        elif "failure" in given:
+            failure = given["failure"]
+            message = failure.get("message") if isinstance(failure, dict) else None
+            code = failure.get("code", 500) if isinstance(failure, dict) else None
+            if not isinstance(message, str) or type(code) is not int or not 400 <= code <= 599:
+                raise BadRequest('"failure" must have a "message" and may have a "code" from 400 to 599')
+            outcome = [1, code, cut_text(message), "Decided"]
+        check(await self._router.submit(id_, DecideStep(id_, int(text), outcome)))
+        return json_answer(200, {"id": format_id(id_), "step": int(text), "status": "Decided"})
+
+    async def on_act(self, request: AdminRequest) -> Answer:
+        parameters = Parameters(request, "step", "to")
+        action = action_of(request, parameters)
+        id_ = id_of(request)
+        deployment = parameters.text("to")
+        if deployment is not None:
+            description = await self._reader.describe(id_)
+            if description is None:
+                raise UnknownInvocation(f"there is no invocation {format_id(id_)}")
+            deployment = await self._deployment(deployment, description.record)
+        result = check(await self._router.submit(id_, command_of(action, id_, parameters, deployment)))
+        done = show_done(action, id_, result)
+        request.note(**{name: done[name] for name in ("new_id",) if name in done})
+        return json_answer(200, done)
+
+    async def _deployment(self, wanted: str, record: Invocation) -> str:
+        """The deployment on which an invocation shall continue; it must offer the handler."""
+        return await self._registry.certainly(lambda: self._known_deployment(wanted, record))
+
+    def _known_deployment(self, wanted: str, record: Invocation) -> str:
+        if wanted == "newest":
+            return self._registry.resolve(record.service, record.handler).deployment
+        self._registry.get_deployment(wanted)
+        if self._registry.target(wanted, record.service, record.handler) is None:
+            raise Conflict(f"{wanted} does not offer {record.service}/{record.handler}")
+        return wanted
+
+    async def on_act_on_many(self, request: AdminRequest) -> Answer:
+        parameters = Parameters(request, *FILTER_NAMES, "step", "to", "limit")
+        action = action_of(request, parameters)
+        wanted = self._filter(parameters)
+        if wanted == Filter():
+            raise BadRequest(
+                f"no invocations selected: {action} needs a filter", f"one or more of {', '.join(FILTER_NAMES)}"
+            )
+        limit = parameters.number("limit", BULK, 1, BULK_MAX)
+        deployment = parameters.text("to")
+        ids, more = await self._matching(wanted, limit)
+        tally = {"matched": len(ids), "done": 0, "unchanged": 0, "failed": 0}
+        reasons: dict[str, int] = {}
+
+        async def act(record: Invocation) -> None:
+            try:
+                there = await self._deployment(deployment, record) if deployment is not None else None
+                result = check(
+                    await self._router.submit(record.id, command_of(action, record.id, parameters, there))
+                )  # fmt: skip
+                tally["done" if result.code == Code.DONE else "unchanged"] += 1
+            except Exception as error:
+                known = circumstance(error)
+                if known is None:
+                    raise
+                tally["failed"] += 1
+                reasons[known.message] = reasons.get(known.message, 0) + 1
+
+        for first in range(0, len(ids), AT_A_TIME):
+            await asyncio.gather(*(act(record) for record in ids[first : first + AT_A_TIME]))
+        request.note(**tally)
+        return json_answer(200, {"action": action, **tally, "reasons": reasons, "more": more})
+
+    async def _matching(self, wanted: Filter, limit: int) -> tuple[list[Invocation], bool]:
+        found: list[Invocation] = []
+        cursor = None
+        while True:
+            page = await self._reader.page(wanted, cursor, min(limit - len(found), PAGE_MAX))
+            found += page.records
+            cursor = page.cursor
+            if cursor is None or len(found) >= limit:
+                return found, cursor is not None
