@@ -136,7 +136,8 @@ dev: setup ## Run one node with an example service: data in .holdfast/, Ctrl-C s
 	@$(BIN)/holdfast dev --app examples.trips:app
 
 .PHONY: docs
-docs: setup ## Build the site of docs/ into build/docs: a broken link or anchor fails
+docs: setup ## Build the site of docs/ into build/docs: a broken link, or a code block that does not run, fails
+	@$(BIN)/python -m pytest -q tests/docs/test_guide.py
 	@$(BIN)/python -m sphinx -b html -E -W --keep-going -q -d build/doctrees docs build/docs
 	@echo "==> docs: build/docs/index.html"
 

@@ -5,7 +5,7 @@
 
 Processes on one machine: the nodes, a handler endpoint (our SDK), and the load: raw HTTP/1.1 over keep-alive connections,
 so that the generator is not what is measured. Everything shares the machine's cores, so rates mean little while anything
-else runs on it. What is steadier is the processor time of each process per invocation: its sum says what the cores could do.
+else runs on it. The processor time of each process per invocation is steadier: its sum shows what the cores could do.
 
 With several nodes the first leads all partitions and gets all requests, so that it can be told what a leader costs and what
 a follower does. With --spread each leads its share, and requests go to all of them in turn. Work:

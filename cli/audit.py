@@ -25,8 +25,8 @@ PAGE_MAX: Final = 1000
 @click.option("--principal", metavar="TOKEN", help="By the token with this id or name.")
 @click.option("--action", help="With this name: kill, register, create_token, resolve_awakeable, ...")
 @click.option("--outcome", help="done, refused, failed, unknown, or a status: 404.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="The newest so many.")
-@click.option("--follow", "-f", is_flag=True, help="Go on, and print acts as they come.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Number of acts to show.")
+@click.option("--follow", "-f", is_flag=True, help="Keep running, and print new acts as they are recorded.")
 @admin_option
 @json_option
 def audit(

@@ -1,8 +1,8 @@
 """A small certificate authority: what `holdfast cert` makes, and when it refuses to.
 
 One certificate of a node serves for the link between nodes, for the ingress and for the admin API. It names the node, by
-which other nodes know it, and the hosts at which clients reach it. A certificate of a client names nobody that could be a
-node: its common name has a slash, which no node's name has.
+which other nodes know it, and the hosts at which clients reach it. A client certificate cannot pass for that
+of a node: its common name has a slash, which the name of a node cannot have.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
         cert = x509.load_pem_x509_certificate(files.cert.read_bytes())
         key = load_pem_private_key(files.key.read_bytes(), None)
     except FileNotFoundError as error:
-        raise Refused(f"{error.filename} is not there: make an authority first, with holdfast cert ca") from None
+        raise Refused(f"{error.filename} does not exist: create an authority first, with `holdfast cert ca`") from None
     except (OSError, ValueError, TypeError) as error:
         raise Refused(f"the authority {files.cert} with {files.key} cannot be used: {error}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != cert.public_key():

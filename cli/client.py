@@ -23,7 +23,7 @@ ADMIN_URL: Final = "http://127.0.0.1:9070"
 INGRESS_URL: Final = "http://127.0.0.1:8080"
 
 
-#: What a terminal obeys instead of showing it: C0 except newline and tab, DEL and C1.
+#: Characters that a terminal interprets instead of showing them: C0 except newline and tab, DEL and C1.
 _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 

@@ -1,4 +1,4 @@
-"""The `holdfast` command: the one place that knows the words that an operator types.
+"""The `holdfast` command: all its subcommands and global options.
 
 A command here parses its arguments, calls a room below and prints. It decides nothing itself, so a program can do
 everything that the terminal can do.
@@ -30,7 +30,7 @@ from holdfast.cli.tokens import token
 
 class _Commands(click.Group):
     def invoke(self, context: click.Context) -> Any:
-        """Commands read answers as nodes write them. Whatever else answers, with JSON of its own, is not a node."""
+        """Commands expect the answers of a node. Other JSON comes from a server that is not a node."""
         try:
             return super().invoke(context)
         except (LookupError, TypeError, AttributeError, ValueError) as error:

@@ -1,6 +1,6 @@
 """Processes, sockets, clocks: the node, its ingress, its invoker, its admin API.
 
-Nothing is here yet; ARCHITECTURE.md says what will be.
+ARCHITECTURE.md describes its packages and their layers.
 """
 
 from holdfast import require_asserts

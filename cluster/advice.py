@@ -1,5 +1,5 @@
-"""What `holdfast config check` says about settings that can be read: why a node could not start with them on this machine,
-and what is allowed but probably a mistake.
+"""The findings of `holdfast config check` about valid settings: why a node could not start with them on this machine, and
+which of them are probably mistakes.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ def build(values: Mapping[str, Any], where: Mapping[str, str] | None = None) -> 
 
 
 def _without_credentials(read: Callable[[Any], Any], value: Any, error: ValueError) -> str:
-    """The error about a value, without what stands before an @ in it, which may be a password."""
+    """The text of the error, without any credentials that the value holds."""
     hidden = _hide(value)
     if hidden == value or "credentials" in str(error):
         return str(error)

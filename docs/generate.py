@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import click
 
-# Whatever of ours the pages are made of is imported here, and nowhere else in this file.
+# Modules of Holdfast are imported here, and nowhere else in this file.
 from holdfast import sdk
 from holdfast.cli.main import main as command_line
 from holdfast.cluster.config import Config, describe
@@ -323,7 +323,7 @@ def metrics_page(text: str) -> str:
     lines = [
         "# Metrics",
         "",
-        "What `GET /metrics` of the admin port serves, for Prometheus. Each node tells its own.",
+        "What `GET /metrics` of the admin port serves, for Prometheus. Each node reports its own metrics.",
         "",
     ]
     groups: dict[str, list[str]] = {}

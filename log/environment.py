@@ -1,4 +1,4 @@
-"""What a node of the log is told, and what it stands on: a disk, links to its peers, a thread that writes, dice.
+"""The configuration of a log node, and its environment: disk, links, writer thread and random numbers.
 
 A simulator hands in an `Environment` of its own. Nothing else of the log is replaced there.
 """

@@ -95,7 +95,7 @@ class Endpoint:
         self.services = check_services(services)
         self.manifest = manifest_of(self.services.values(), __version__)
         self.suspend_after = suspend_after
-        self.identity = identity  # The cluster that it obeys; None: everyone who reaches it.
+        self.identity = identity  # The cluster whose requests it accepts; None: it accepts unsigned ones.
         self.executor = ThreadPoolExecutor(threads, thread_name_prefix="holdfast-step")
         self.attempts: dict[bytes, Attempt] = {}
         #: Attempts that may have ended processes, and how many of them may run at a time; 1: no other attempt may begin

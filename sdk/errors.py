@@ -99,7 +99,7 @@ class RunAgain(HoldfastError):
 
 
 class NonDeterminismError(HoldfastError):
-    """In replay the code took another path than the journal records. The invocation pauses for an operator."""
+    """The code diverged from its journal during replay. The invocation pauses for an operator."""
 
     def __init__(self, message: str, *, expected: str, found: str) -> None:
         super().__init__(f"{message}\n  the journal has: {expected}\n  the code does:   {found}")

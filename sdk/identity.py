@@ -53,7 +53,7 @@ class SignatureRefused(Exception):
 
 
 class Identity:
-    """The cluster that this endpoint obeys. `audience`: the URIs at which it is registered; empty: any."""
+    """The cluster whose requests this endpoint accepts. `audience`: the URIs at which it is registered; empty: any."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class _Nonces:
 
 
 def load_identity(keys: Iterable[str] | None, audience: Iterable[str] | None = None) -> Identity | None:
-    """The arguments, or else the variables. None: this endpoint obeys everyone who reaches it. Raises ValueError.
+    """The arguments, or else the variables. None: this endpoint accepts unsigned requests. Raises ValueError.
 
     Keys that are given but empty are an error: the endpoint would be open although somebody meant to close it.
     """

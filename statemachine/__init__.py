@@ -1,6 +1,6 @@
 """What a committed command means. Pure: no I/O, no clock, no randomness, no await.
 
-`machine.apply` is the door for changes, `queries` the one for reading; `state.State` is what both of them look at.
+`machine.apply` is the door for changes, `queries` the one for reading; both work on `state.State`.
 """
 
 from holdfast import require_asserts

@@ -249,7 +249,7 @@ class CompleteStep(NamedTuple):
     step: int
     outcome: list[Any]
     answer: bool = False
-    secret: bytes = b""  # of the awakeable, which whoever knows its id knows
+    secret: bytes = b""  # of the awakeable: a part of its id
 
 
 class CompletePromise(NamedTuple):
@@ -305,7 +305,7 @@ class SetLimits(NamedTuple):
     journal_steps_max: int
     journal_bytes_max: int
     completed_max: int  # how many completed invocations are kept, and
-    completed_bytes_max: int  # how many bytes of them, whatever their retention says
+    completed_bytes_max: int  # their bytes, regardless of their retention
     journal_blob_bytes_max: int = 256 * 1024 * 1024
     call_depth_max: int = CALL_DEPTH_MAX  # how many calls may wait for each other in a chain
 

@@ -22,7 +22,7 @@ from holdfast.statemachine.txn import ReadTxn
 
 
 class Marks(NamedTuple):
-    """Of one partition: by the other partition, the newest number. What is not there is 0."""
+    """The newest sequence exchanged with each other partition. A missing partition means 0."""
 
     sent: dict[int, int]
     taken: dict[int, int]

@@ -370,7 +370,7 @@ def _restore(state: MetaState, command: RestoreCluster) -> Outcome:
 
 
 def restored(old: MetaState, *, cluster: str, placement: list[list[str]], replication: int) -> list[MetaCommand]:
-    """The commands that tell a new cluster, in order, what an old one knew. Its nodes are its own."""
+    """The commands, in order, that give a new cluster what the old one knew, except for its nodes."""
     return [
         *(RestoreDeployment(*deployment) for deployment in old.deployments.values()),
         RestoreCluster(

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from textwrap import fill
 from typing import Final
 
 from tests.structure import files_of
@@ -20,9 +21,10 @@ ROOMS: Final = ("sdk", "statemachine", "log", "snapshots", "cluster", "cli", "co
 HEAD: Final = """\
 # Modules
 
-Which file to open, room by room. [ARCHITECTURE.md](../ARCHITECTURE.md) says what each room promises. This page is generated
-from the first sentence of each module's docstring: `make modules`.
+Which file to open, room by room. [ARCHITECTURE.md](../ARCHITECTURE.md) says what each room
+promises. This page is generated from the first sentence of each module's docstring: `make modules`.
 """
+WIDTH: Final = 100
 
 
 def first_sentence(path: Path) -> str:
@@ -36,13 +38,17 @@ def docstrings(room: str) -> dict[str, str]:
     return {module.path: ast.get_docstring(module.tree) or "" for module in files_of(room)}
 
 
+def wrapped(text: str, indent: str = "") -> str:
+    return fill(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 def rows(folder: Path) -> Iterator[str]:
     """The modules of a folder, then the packages below it, each under its own heading."""
     for path in sorted(folder.glob("*.py")):
         if path.name != "__init__.py":
-            yield f"- `{path.name}`: {first_sentence(path)}"
+            yield wrapped(f"- `{path.name}`: {first_sentence(path)}", indent="  ")
     for package in sorted(path.parent for path in folder.glob("*/__init__.py")):
-        about = first_sentence(package / "__init__.py")
+        about = wrapped(first_sentence(package / "__init__.py"))
         yield f"\n### {package.relative_to(ROOT).as_posix()}/\n\n{about}\n"
         yield from rows(package)
 
@@ -50,7 +56,7 @@ def rows(folder: Path) -> Iterator[str]:
 def page() -> str:
     parts = [HEAD]
     for room in ROOMS:
-        about = first_sentence(ROOT / room / "__init__.py")
+        about = wrapped(first_sentence(ROOT / room / "__init__.py"))
         parts.append(f"\n## {room}/\n\n{about}\n")
         parts += [*rows(ROOT / room)]
     return "\n".join(parts).replace("\n\n\n", "\n\n") + "\n"

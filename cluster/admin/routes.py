@@ -31,7 +31,7 @@ class Route(NamedTuple):
     role: str  # that the client's token must include
     parameters: tuple[Parameter, ...] = ()
     body: Mapping[str, Any] | None = None
-    answers: tuple[tuple[int, str], ...] = ((200, "as asked"),)
+    answers: tuple[tuple[int, str], ...] = ((200, "the answer"),)
 
     @property
     def acts(self) -> bool:
@@ -60,10 +60,17 @@ _RESTART: Final = (
     Parameter("step", "restart: keep the steps before this one; 0 keeps only the input", NUMBER),
     Parameter("to", "resume, restart: continue on this deployment; `newest` is the one that receives new invocations"),
 )
-_NOT_FOUND: Final = (404, "it does not exist")
+_NOT_FOUND: Final = (404, "there is no such object")
 ROUTES: Final = (
     Route("GET", "/", "page", "An overview page for people, or the page to sign in", PUBLIC, answers=((200, "HTML"),)),
-    Route("GET", "/console/{name}", "console_file", "A file of these pages", PUBLIC, answers=((200, "it"), _NOT_FOUND)),
+    Route(
+        "GET",
+        "/console/{name}",
+        "console_file",
+        "A file of these pages",
+        PUBLIC,
+        answers=((200, "the file"), _NOT_FOUND),
+    ),
     Route("GET", "/session", "session", "Who sends this request, by token or by cookie", PUBLIC),
     Route(
         "POST",
@@ -81,7 +88,10 @@ ROUTES: Final = (
         "health",
         "Whether this node can serve requests",
         PUBLIC,
-        answers=((200, "it can; with warnings, if there are any"), (503, "why not")),
+        answers=(
+            (200, "the node can serve requests; `warnings` if there are any"),
+            (503, "the node cannot serve requests; the body has the reason"),
+        ),
     ),
     Route(
         "POST",
@@ -113,7 +123,7 @@ ROUTES: Final = (
         "deployment",
         "One deployment with its handlers",
         READ,
-        answers=((200, "it"), _NOT_FOUND),
+        answers=((200, "the deployment"), _NOT_FOUND),
     ),
     Route(
         "DELETE",
@@ -122,14 +132,24 @@ ROUTES: Final = (
         "Remove a drained deployment, or any deployment by force",
         OPERATE,
         (Parameter("force", "even if invocations run on it", _TRUTH),),
-        answers=((200, "removed"), _NOT_FOUND, (409, "it is in use: how")),
+        answers=((200, "the deployment is removed"), _NOT_FOUND, (409, "the deployment is in use: by what")),
     ),
     Route("GET", "/services", "services", "All services, as their newest deployment offers them", READ),
     Route(
-        "GET", "/services/{name}", "service", "One service with its handlers", READ, answers=((200, "it"), _NOT_FOUND)
+        "GET",
+        "/services/{name}",
+        "service",
+        "One service with its handlers",
+        READ,
+        answers=((200, "the service"), _NOT_FOUND),
     ),
     Route(
-        "GET", "/services/{name}/{key}/state", "state", "The state of one key", READ, answers=((200, "it"), _NOT_FOUND)
+        "GET",
+        "/services/{name}/{key}/state",
+        "state",
+        "The state of one key",
+        READ,
+        answers=((200, "the state of the key"), _NOT_FOUND),
     ),
     Route(
         "PUT",
@@ -165,7 +185,7 @@ ROUTES: Final = (
         "invocation",
         "One invocation: its record, why it is not running, its outcome",
         READ,
-        answers=((200, "it"), _NOT_FOUND),
+        answers=((200, "the invocation"), _NOT_FOUND),
     ),
     Route(
         "GET",
@@ -196,7 +216,7 @@ ROUTES: Final = (
         "POST",
         "/invocations/{id}/{action}",
         "act",
-        f"{', '.join(ACTIONS)}",
+        f"Act on an invocation: {', '.join(ACTIONS)}",
         OPERATE,
         _RESTART,
         answers=((200, "done, or nothing to change"), _NOT_FOUND, (409, "its state does not allow it")),
@@ -205,14 +225,14 @@ ROUTES: Final = (
         "POST",
         "/invocations/{action}",
         "act_on_many",
-        f"{', '.join(ACTIONS)}: all invocations that match; at least one filter is needed",
+        f"Act on all invocations that match ({', '.join(ACTIONS)}); at least one filter is needed",
         OPERATE,
         (
             *FILTERS,
             *_RESTART,
             Parameter("limit", f"at most this many, up to {BULK_MAX}; {BULK} if not given", NUMBER),
         ),
-        answers=((200, "how many"), (400, "no filter")),
+        answers=((200, "how many invocations matched and changed"), (400, "the request has no filter")),
     ),
     Route(
         "GET",
@@ -254,7 +274,7 @@ ROUTES: Final = (
         "undrain",
         "Return a drained node to service",
         OPERATE,
-        answers=((200, "done"), _NOT_FOUND),
+        answers=((200, "the node takes part again"), _NOT_FOUND),
     ),
     Route(
         "POST",
@@ -263,7 +283,7 @@ ROUTES: Final = (
         "Remove a node permanently and recreate its replicas on other nodes",
         OPERATE,
         (Parameter("force", "true: even if too few nodes are left for all replicas", _TRUTH),),
-        answers=((200, "under way"), _NOT_FOUND, (409, "too few nodes would be left")),
+        answers=((200, "the removal has begun"), _NOT_FOUND, (409, "too few nodes would be left")),
     ),
     Route(
         "POST",
@@ -280,7 +300,7 @@ ROUTES: Final = (
         "create_snapshot",
         "Take a snapshot of a partition now, on its leader",
         OPERATE,
-        answers=((201, "it"), _NOT_FOUND, (503, "the snapshot cannot be taken now, and why")),
+        answers=((201, "the snapshot"), _NOT_FOUND, (503, "the snapshot cannot be taken now, and why")),
     ),
     Route(
         "POST",
@@ -328,7 +348,11 @@ ROUTES: Final = (
         "snapshots",
         "Snapshots in the shared store for the partitions on this node",
         READ,
-        answers=((200, "names"), (409, "there is no shared store"), (503, "the store does not answer, and why")),
+        answers=(
+            (200, "the names of the snapshots"),
+            (409, "there is no shared store"),
+            (503, "the store does not answer, and why"),
+        ),
     ),
     Route("GET", "/tokens", "tokens", "All tokens, without their secrets", ADMIN),
     Route(
@@ -368,7 +392,12 @@ ROUTES: Final = (
         answers=((200, "the token"), _NOT_FOUND),
     ),
     Route(
-        "DELETE", "/tokens/{id}", "revoke_token", "Revoke a token", ADMIN, answers=((200, "it is revoked"), _NOT_FOUND)
+        "DELETE",
+        "/tokens/{id}",
+        "revoke_token",
+        "Revoke a token",
+        ADMIN,
+        answers=((200, "the token is revoked"), _NOT_FOUND),
     ),
     Route(
         "GET",

@@ -1,4 +1,4 @@
-"""What Prometheus is told of the ingress."""
+"""Prometheus metrics of the ingress."""
 
 from __future__ import annotations
 

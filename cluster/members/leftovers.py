@@ -65,11 +65,11 @@ class Leftovers:
         self._tasks.keep(task)
 
     def keep_out(self, numbers: Iterable[int]) -> None:
-        """These are on disk, and what is to become of them is known when the log is open: see `tidy`."""
+        """Keep these partitions closed until the log is open and `tidy` decides about them."""
         self.going.update(numbers)
 
     def tidy(self) -> None:
-        """What was found on disk is in use, or the rest of a partition that an earlier life of this node let go."""
+        """Delete partitions on disk that this node gave up before it restarted. The others are in use."""
         left = {number for number in self.going if self._replicas.is_forgotten(number)}
         self.going.clear()
         for number in sorted(left):

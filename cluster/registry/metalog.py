@@ -19,7 +19,7 @@ WAIT_S: Final = 20.0
 _RETRY_S: Final = 0.05
 SHARED_WAIT_S: Final = 2.0  # For requests of clients: a client prefers to be told to come back.
 REST_S: Final = 0.01  # Between two shared reads.
-META: Final = -1  # What a question about the meta group is about; partitions count from 0.
+META: Final = -1  # Stands for the meta group in requests; partitions count from 0.
 
 
 class MetaLog:

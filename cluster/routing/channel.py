@@ -47,7 +47,7 @@ class Channel:
         return self._outcome.done()
 
     def tell(self, progress: Progress) -> None:
-        """The same once more is no news."""
+        """Ignores a report that equals the last one."""
         assert self._progress is not None, "it follows"
         if progress != self._last:
             self._last = progress

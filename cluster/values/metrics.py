@@ -1,4 +1,4 @@
-"""What Prometheus is told of large values."""
+"""Prometheus metrics of large values."""
 
 from __future__ import annotations
 

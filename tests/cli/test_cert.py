@@ -138,7 +138,7 @@ def test_what_cannot_be_made_is_refused(tmp_path: Path, command: tuple[str, ...]
 
 
 def test_an_authority_is_needed_first_and_must_be_whole(tmp_path: Path) -> None:
-    assert "make an authority first, with holdfast cert ca" in holdfast(tmp_path, "node", "n1").output
+    assert "create an authority first, with `holdfast cert ca`" in holdfast(tmp_path, "node", "n1").output
     make_authority(tmp_path, "test")
     make_authority(tmp_path / "other", "test")
     (tmp_path / "other" / "ca.key").replace(tmp_path / "ca.key")

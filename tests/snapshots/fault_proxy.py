@@ -39,7 +39,7 @@ class Answer:
     headers: list[tuple[str, str]]
     body: bytes
     cut_at: int | None = None
-    """Close the connection behind so many bytes of the body, though more were announced."""
+    """Close the connection after this many bytes of the body, although more were announced."""
 
 
 Spoil = Callable[[Question, Answer], Answer]

@@ -62,7 +62,7 @@ class Dialing:
 
 
 def refusal(error: BaseException) -> AddressRefused | None:
-    """That this node refused to connect, if that is what the error comes from."""
+    """The refusal of this node that caused the error, or None."""
     cause: BaseException | None = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     return cause if isinstance(cause, AddressRefused) else None
 

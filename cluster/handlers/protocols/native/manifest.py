@@ -1,4 +1,4 @@
-"""What an endpoint says that it offers, checked word by word.
+"""Parses and checks the manifest of an endpoint.
 
 An error names the place in the manifest, and says what belongs there.
 """
@@ -34,7 +34,7 @@ MANIFEST_ELEMENTS_MAX: Final = 64 * 1024  # values in it, those of schemas inclu
 
 
 class NotAManifest(BadManifest):
-    """Nothing in it says that it comes from a Holdfast endpoint."""
+    """The answer does not come from a Holdfast endpoint."""
 
 
 def read_manifest(raw: bytes) -> Offer:
@@ -173,7 +173,7 @@ def _read_retry(retry: _Reader) -> dict[str, int]:
 def _check_unique(path: str, names: list[str]) -> None:
     for offset, name in enumerate(names):
         if name in names[:offset]:
-            raise BadManifest(f"{path}[{offset}].name", f"{name} is there twice")
+            raise BadManifest(f"{path}[{offset}].name", f"duplicate name {name}")
 
 
 class _Reader:

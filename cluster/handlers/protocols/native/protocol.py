@@ -87,7 +87,7 @@ class Native:
                     "register the address itself"
                 )
             if response.status != 200:
-                raise _NoEndpoint(f"it answered {response.status}, an endpoint answers 200: check the uri and its path")
+                raise _NoEndpoint(f"it answered {response.status} instead of 200: check the uri and its path")
             body = bytearray()
             async for chunk in response.content.iter_any():
                 body += chunk

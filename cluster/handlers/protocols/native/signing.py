@@ -59,7 +59,7 @@ class Signer:
 
 
 def refusal_in(status: int, headers: Mapping[str, str] | None) -> str | None:
-    """Why an endpoint refused our signature, if that is what its answer says."""
+    """The reason why the endpoint refused our signature, or None."""
     said = headers.get("WWW-Authenticate", "") if headers is not None and status == 401 else ""
     if not said.startswith(SCHEME):
         return None
