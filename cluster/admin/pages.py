@@ -111,6 +111,8 @@ class Pages:
     async def on_sign_out(self, request: AdminRequest) -> Answer:
         if self._sessions is None:
             return json_answer(200, {"signed_in": False})
+        if request.request.principal.is_stranger:
+            request.request.action = ""  # There is no session to end.
         cookie = await self._sessions.sign_out(request.request.headers, secure=self._is_secure(request))
         return json_answer(200, {"signed_in": False})._replace(headers={"Set-Cookie": cookie})
 

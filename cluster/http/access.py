@@ -58,6 +58,11 @@ class Principal(NamedTuple):
             )
 
     @property
+    def is_stranger(self) -> bool:
+        """Whether authentication is on, and the sender has not shown who it is."""
+        return not self.id and not self.roles
+
+    @property
     def may_invoke_all(self) -> bool:
         return permits(self.roles, INVOKE) and not self.services
 

@@ -3,9 +3,10 @@ the cluster.
 
 An act is a request that changes something, or one that was refused because its sender lacks permission. Invocations are
 not acts: they have journals. Requests do not wait for the trail. Its log is kept for ever, so each kind of act has an
-allowance; further acts are only in the log of the node, and the next act in the trail says how many there were. Refused
-acts beyond an allowance are in neither place: they are counted, and the log says once a minute how many there were. Every
-token has an allowance for refused acts of its own, so strangers cannot hide what the owner of a token attempts.
+allowance; further acts are only in the log of the node, and the next act in the trail says how many there were. Each token
+has a small allowance of its own beside the common one, so nobody can hide what the owner of another token does. Acts of
+strangers (signing out, for example) and refused acts have no part in the common one; beyond their allowances they are in
+neither place: they are counted, and the log says once a minute how many there were.
 
 Nothing here reads a body. Names come from clients, so they are cut, lose their control characters, and are written as
 JSON.
@@ -36,9 +37,10 @@ REST_S: Final = 0.1  # Between two commands,
 AGAIN_S: Final = 1.0  # and after one that failed.
 LAST_S: Final = 1.0  # For waiting acts when this node stops.
 REFUSED: Final = frozenset({401, 403})
-#: How many acts of a kind the trail takes at once, and how many per second in the long run.
-ALLOWANCES: Final = {"admin": (1000, 1 / 6), "ingress": (500, 1 / 60), "refused": (60, 1 / 60)}
-KNOWN_MAX: Final = 1000  # Tokens with an allowance of their own for refused acts. Further ones share one.
+#: How many acts of a kind the trail takes at once, and how many per second in the long run. `own`: of one token, beside
+#: those of the door; `refused`: of one token or of all strangers.
+ALLOWANCES: Final = {"admin": (1000, 1 / 6), "ingress": (500, 1 / 60), "own": (60, 1 / 60), "refused": (60, 1 / 60)}
+KNOWN_MAX: Final = 1000  # Tokens with allowances of their own. Further ones share one of each kind.
 SUMMARY_S: Final = 60.0
 #: A token in the wrong place. Its id is shown, its secret is not.
 _TOKEN: Final = re.compile(r"(hf_[A-Za-z0-9]{1,64}_)[A-Za-z0-9_-]{8,}")
@@ -65,8 +67,9 @@ class Audit:
         self._settled.set()
         self._task: asyncio.Task[None] | None = None
         self._allowances = {kind: _Allowance(*limits) for kind, limits in ALLOWANCES.items()}
-        self._known: dict[str, _Allowance] = {}  # For refused acts, by the id of the token. "": all further tokens.
-        self._unlogged = {"strangers": 0, "known tokens": 0}  # Refused acts since the last summary.
+        #: Allowances of tokens, by their ids. "": all further tokens.
+        self._known: dict[str, dict[str, _Allowance]] = {"own": {}, "refused": {}}
+        self._unlogged = {"strangers": 0, "known tokens": 0}  # Acts since the last summary.
         self._summary: asyncio.TimerHandle | None = None
         self._unrecorded = 0  # Since the last act that was recorded.
         self.acts = 0
@@ -121,9 +124,14 @@ class Audit:
             status=status,
             error=error,
         )
-        is_refused = status in REFUSED
-        is_allowed = (self._refused_allowance(principal.id) if is_refused else self._allowances[door]).take()
-        if is_refused and not is_allowed:
+        is_limited = status in REFUSED or principal.is_stranger
+        if is_limited:
+            is_allowed = self._allowance("refused", principal.id).take()
+        else:
+            is_allowed = self._allowances[door].take() or (
+                bool(principal.id) and self._allowance("own", principal.id).take()
+            )
+        if is_limited and not is_allowed:
             self._skip("known tokens" if principal.id else "strangers")
         else:
             logger.info("%s", _line(act))
@@ -137,17 +145,19 @@ class Audit:
         self._settled.clear()
         self._came.set()
 
-    def _refused_allowance(self, token: str) -> _Allowance:
+    def _allowance(self, kind: str, token: str) -> _Allowance:
+        """That of one token, or of all strangers."""
         if not token:
-            return self._allowances["refused"]
-        if token not in self._known and len(self._known) >= KNOWN_MAX:
-            self._known = {each: allowance for each, allowance in self._known.items() if not allowance.is_full()}
-            if len(self._known) >= KNOWN_MAX:
+            return self._allowances[kind]
+        known = self._known[kind]
+        if token not in known and len(known) >= KNOWN_MAX:
+            known = self._known[kind] = {each: left for each, left in known.items() if not left.is_full()}
+            if len(known) >= KNOWN_MAX:
                 token = ""
-        return self._known.setdefault(token, _Allowance(*ALLOWANCES["refused"]))
+        return known.setdefault(token, _Allowance(*ALLOWANCES[kind]))
 
     def _skip(self, whose: str) -> None:
-        """A refused act is not logged: a summary follows."""
+        """The act is not logged: a summary follows."""
         self._unlogged[whose] += 1
         if self._summary is None:
             self._summary = asyncio.get_running_loop().call_later(SUMMARY_S, self._summarize)
@@ -156,7 +166,7 @@ class Audit:
         self._summary = None
         for whose, count in self._unlogged.items():
             if count:
-                logger.warning("%d more refused acts by %s were not recorded", count, whose)
+                logger.warning("%d more acts by %s were not recorded", count, whose)
                 self._unlogged[whose] = 0
 
     def _lose(self, count: int) -> None:

@@ -159,7 +159,7 @@ async def test_waiting_acts_are_recorded_when_the_node_stops() -> None:
 async def test_a_flood_of_acts_is_logged_and_recorded_in_part(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     group = Group()
-    most = int(audit.ALLOWANCES["ingress"][0])
+    most = int(audit.ALLOWANCES["ingress"][0] + audit.ALLOWANCES["own"][0])
     async with auditing(group) as made:
         for _ in range(most + 50):
             note(made, "resolve_awakeable", door="ingress")
@@ -170,6 +170,36 @@ async def test_a_flood_of_acts_is_logged_and_recorded_in_part(caplog: pytest.Log
     assert group.actions.count("resolve_awakeable") == most and made.unrecorded == 50
     assert group.actions[-1] == "kill", "acts at the other door have an allowance of their own"
     assert sum(act.unrecorded for act in group.trail.acts) == 50
+
+
+async def test_a_flood_by_one_token_does_not_hide_the_acts_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(audit.ALLOWANCES, "admin", (10, 0.0))
+    group = Group()
+    most = 10 + int(audit.ALLOWANCES["own"][0])
+    async with auditing(group) as made:
+        for _ in range(most + 5):
+            note(made, "decide", principal=Principal("t2", "bob", (READ,)), status=404)
+        note(made, "create_token")
+        await made.settle(10)
+
+    assert group.actions[-1] == "create_token" and made.unrecorded == 5
+
+
+async def test_strangers_use_up_no_allowance_of_others_whatever_their_requests_are_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    group = Group()
+    most = int(audit.ALLOWANCES["admin"][0])
+    async with auditing(group) as made:
+        for status in (200, 400):
+            for _ in range(most):
+                note(made, "sign_in", principal=STRANGER, status=status)
+        note(made, "create_token")
+        await made.settle(10)
+
+    assert group.actions[-1] == "create_token"
+    assert len(lines(caplog)) == int(audit.ALLOWANCES["refused"][0]) + 1, "a stranger cannot fill a disk"
 
 
 async def test_a_flood_of_refused_acts_is_logged_in_part_too(caplog: pytest.LogCaptureFixture) -> None:
@@ -218,9 +248,9 @@ async def test_the_log_says_once_a_minute_how_many_refused_acts_are_missing(
         note(made, principal=STRANGER, status=401)
 
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        "3 more refused acts by strangers were not recorded",
-        "2 more refused acts by known tokens were not recorded",
-        "1 more refused acts by strangers were not recorded",
+        "3 more acts by strangers were not recorded",
+        "2 more acts by known tokens were not recorded",
+        "1 more acts by strangers were not recorded",
     ], "what is left when the node stops is in the log, too"
 
 
