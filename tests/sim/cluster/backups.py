@@ -216,7 +216,7 @@ class Restoration:
         world.replace_machines(names)
         clients.give_up()
         world.oracle = oracle
-        world.handlers.rewind(self._has_step, self._awaits)
+        world.handlers.rewind(self._has_step, self._has_intent, self._awaits)
         machines = [world.processes[name] for name in names]
         self.identity = identify(config_of(machines[0]), self.manifest)
         self.damaged: tuple[str, tuple[bytes, int]] | None = None  # An object of the backup before the damage.
@@ -233,7 +233,13 @@ class Restoration:
     # -- what the restored states know of the world outside ---------------------------------------------------------------
 
     def _has_step(self, ident: InvocationId, key: str) -> bool:
-        return key in self.world.oracle.reference(ident).step_keys(ident)
+        return key in self.world.oracle.reference(ident).steps(ident)
+
+    def _has_intent(self, ident: InvocationId, key: str) -> bool:
+        """Of a run that happens at most once. If somebody decided that it had not happened, the lost cluster may have run
+        it since, and the restored one runs it once more: the decision is in the backup, and the new intent is not."""
+        step = self.world.oracle.reference(ident).steps(ident).get(key)
+        return step is not None and not (step.outcome is None and len(step.argument) > 1)
 
     def _awaits(self, ident: InvocationId, index: int) -> bool:
         step = self.world.oracle.reference(ident).step(ident, index)

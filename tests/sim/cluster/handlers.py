@@ -379,13 +379,16 @@ class Handlers:
         self.world.after(self.world.rng.uniform(0.0, 0.5), resolve)
 
     def rewind(
-        self, has_step: Callable[[InvocationId, str], bool], awaits: Callable[[InvocationId, int], bool]
+        self,
+        has_step: Callable[[InvocationId, str], bool],
+        has_intent: Callable[[InvocationId, str], bool],
+        awaits: Callable[[InvocationId, int], bool],
     ) -> None:
         """A restored cluster knows only a part of the work. The rest may be done again."""
         for host in self.hosts:
             self.kill(host)
-        for done in (self.carried_out, self.once):
-            for known in [known for known in done if not has_step(*known)]:
+        for done, is_known in ((self.carried_out, has_step), (self.once, has_intent)):
+            for known in [known for known in done if not is_known(*known)]:
                 del done[known]
         self.promised = {known: value for known, value in self.promised.items() if awaits(*known)}
         for ident, index in self.promised:

@@ -454,7 +454,7 @@ SEEDS: Final = {
     "backed-up-one-by-one": 10,
     "deleted-while-kept": 6,
     "deletions-not-derived": 1,
-    "deployments-backed-up-first": 83,
+    "deployments-backed-up-first": 318,
     "derived-before-announced": 2,
     "directories-trusted": 477,
     "early-messages-lost": 37,

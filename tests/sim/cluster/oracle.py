@@ -90,8 +90,9 @@ class Reference:
         raw = queries.journal(self.txn, ident, index, 1)
         return unpack_step(raw[0]) if raw else None
 
-    def step_keys(self, ident: InvocationId) -> set[str]:
-        return {unpack_step(raw).key for raw in queries.journal(self.txn, ident, 0, 10_000)}
+    def steps(self, ident: InvocationId) -> dict[str, Step]:
+        """By their keys."""
+        return {step.key: step for step in map(unpack_step, queries.journal(self.txn, ident, 0, 10_000))}
 
     def active(self) -> list[Invocation]:
         rows = self.txn.scan(tables.ACTIVE, tables.after(tables.ACTIVE))

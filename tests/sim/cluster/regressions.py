@@ -65,6 +65,11 @@ REGRESSIONS: Final = (
         "a new leader that had not heard of a deployment yet paused the invocations that were pinned to it",
     ),
     Regression(
+        442,
+        "restore",
+        "the simulator: a run in doubt was decided to run again before the backup, and ran after it in both clusters",
+    ),
+    Regression(
         63,
         "restore",
         "a restored cluster began at the first level, and refused ids that its invocations had given out at the second",
