@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from holdfast.cluster.addresses import Addresses, read_addresses
 from holdfast.cluster.durations import parse_duration_ms
-from holdfast.cluster.origins import ANY_ORIGIN, ANYWHERE, host_behind_credentials, read_hosts, read_origins
+from holdfast.cluster.origins import ANY_HOST, ANY_ORIGIN, ANYWHERE, host_behind_credentials, read_hosts, read_origins
 from holdfast.cluster.redaction import REDACTED, read_header_names
 from holdfast.snapshots.errors import BadStoreUrl
 from holdfast.snapshots.stores import check_store_url
@@ -258,6 +258,10 @@ def _check_together(config: Config) -> None:
     if config.blobs == "store" and not config.snapshots:
         raise BadConfig(
             "blobs: large values cannot go to a store while there is none that all nodes share: set snapshots"
+        )
+    if ANY_HOST in config.allowed_hosts and config.auth != "tokens":
+        raise BadConfig(
+            'allowed_hosts: * would let every web page use this node (DNS rebinding); it needs auth = "tokens", or name hosts'
         )
     if ANY_ORIGIN in config.cors_origins and config.auth != "tokens":
         raise BadConfig(

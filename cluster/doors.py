@@ -8,6 +8,7 @@ from holdfast.cluster.admin.app import Admin, NodeAdmin
 from holdfast.cluster.admin.audit import AuditAdmin
 from holdfast.cluster.admin.cluster import ClusterAdmin
 from holdfast.cluster.admin.deployments import DeploymentAdmin
+from holdfast.cluster.admin.healths import Healths
 from holdfast.cluster.admin.identity import IdentityAdmin
 from holdfast.cluster.admin.invocations import InvocationAdmin
 from holdfast.cluster.admin.objects import ObjectAdmin
@@ -60,6 +61,7 @@ class Doors:
             abandon=True,
             tls=ground.certificates.door("ingress"),
         )
+        healths = Healths(ground.healths.everywhere, restricted=bool(config.deployment_addresses.entries))
         parts = [
             Pages(config, registry, sessions),
             NodeAdmin(
@@ -67,9 +69,9 @@ class Doors:
                 warnings=serving.health.warnings,
                 metrics=self._metrics(ground, serving).scrape,
             ),
-            DeploymentAdmin(registry, serving.reader, ground.healths.everywhere),
+            DeploymentAdmin(registry, serving.reader, healths),
             ObjectAdmin(registry, serving.router, serving.reader),
-            InvocationAdmin(registry, serving.router, serving.reader, healths=ground.healths.everywhere, now_ms=now_ms),
+            InvocationAdmin(registry, serving.router, serving.reader, healths=healths, now_ms=now_ms),
             ClusterAdmin(
                 config,
                 serving.router,

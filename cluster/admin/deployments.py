@@ -6,10 +6,10 @@ import json
 import logging
 from typing import Any
 
-from holdfast.cluster.admin.parameters import AdminRequest, Parameters, check_encodable, json_answer, read_body
+from holdfast.cluster.admin.healths import Healths
+from holdfast.cluster.admin.parameters import AdminRequest, Parameters, json_answer, read_body
 from holdfast.cluster.admin.views import show_deployment, show_handler, show_service
 from holdfast.cluster.errors import BadRequest, EndpointFailed
-from holdfast.cluster.handlers.health import AskHealths
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.registry.registry import METADATA_BYTES_MAX, Registry, normalize_uri
 from holdfast.cluster.routing.reader import Reader
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class DeploymentAdmin:
-    def __init__(self, registry: Registry, reader: Reader, healths: AskHealths) -> None:
+    def __init__(self, registry: Registry, reader: Reader, healths: Healths) -> None:
         self._registry = registry
         self._reader = reader
         self._healths = healths
@@ -37,23 +37,26 @@ class DeploymentAdmin:
         uri = normalize_uri(uri)
         request.note(uri=uri, force=force)
         try:
-            registered = await self._registry.register(uri, force=force, metadata=check_encodable(metadata))
+            registered = await self._registry.register(uri, force=force, metadata=metadata)
         except EndpointFailed as error:
             shown = error.shown_to(request.request.principal.roles)
             if shown is error:
                 logger.warning("discovery: %s", error.detail or error.message)
             raise shown from None
         request.note(id=registered.deployment.id)
-        return json_answer(201 if registered.created else 200, await self._show_deployment(registered.deployment.id))
+        return json_answer(
+            201 if registered.created else 200, await self._show_deployment(request, registered.deployment.id)
+        )
 
-    async def _show_deployment(self, id_: str) -> dict[str, Any]:
+    async def _show_deployment(self, request: AdminRequest, id_: str) -> dict[str, Any]:
         deployment = await self._registry.certainly(lambda: self._registry.get_deployment(id_))
         in_flight = await self._reader.in_flight(id_)
-        return show_deployment(deployment, self._registry.state, in_flight, await self._healths(id_, None), whole=True)
+        healths = await self._healths.of(request, id_)
+        return show_deployment(deployment, self._registry.state, in_flight, healths, whole=True)
 
     async def on_deployments(self, request: AdminRequest) -> Answer:
         in_flight = (await self._reader.statistics()).deployments
-        state, healths = self._registry.state, await self._healths(None, None)
+        state, healths = self._registry.state, await self._healths.of(request, None)
         shown = [
             show_deployment(
                 deployment,
@@ -67,7 +70,7 @@ class DeploymentAdmin:
         return json_answer(200, {"deployments": shown})
 
     async def on_deployment(self, request: AdminRequest) -> Answer:
-        return json_answer(200, await self._show_deployment(request.path["id"]))
+        return json_answer(200, await self._show_deployment(request, request.path["id"]))
 
     async def on_remove(self, request: AdminRequest) -> Answer:
         parameters = Parameters(request, "force")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from holdfast.cluster.admin.actions import action_of, command_of, show_done
+from holdfast.cluster.admin.healths import Healths
 from holdfast.cluster.admin.parameters import (
     AdminRequest,
     Parameters,
@@ -21,7 +22,7 @@ from holdfast.cluster.admin.routes import BULK, BULK_MAX, FILTER_NAMES, PAGE, PA
 from holdfast.cluster.admin.views import read_payload, show_description, show_invocation, show_step
 from holdfast.cluster.durations import parse_duration_ms
 from holdfast.cluster.errors import BadRequest, Conflict, UnknownInvocation, check, circumstance
-from holdfast.cluster.handlers.health import AskHealths, Health
+from holdfast.cluster.handlers.health import Health
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.registry.registry import Registry
 from holdfast.cluster.routing.reader import Reader
@@ -38,7 +39,7 @@ AT_A_TIME: Final = 256  # concurrent actions of a bulk operation
 
 class InvocationAdmin:
     def __init__(
-        self, registry: Registry, router: Router, reader: Reader, healths: AskHealths, *, now_ms: Callable[[], int]
+        self, registry: Registry, router: Router, reader: Reader, healths: Healths, *, now_ms: Callable[[], int]
     ) -> None:
         self._registry = registry
         self._router = router
@@ -79,15 +80,15 @@ class InvocationAdmin:
         description = await self._reader.describe(id_)
         if description is None:
             raise UnknownInvocation(f"there is no invocation {format_id(id_)}")
-        return json_answer(200, show_description(description, await self._health_for(description.record)))
+        return json_answer(200, show_description(description, await self._health_for(request, description.record)))
 
-    async def _health_for(self, record: Invocation) -> Sequence[Health]:
+    async def _health_for(self, request: AdminRequest, record: Invocation) -> Sequence[Health]:
         """Of the deployment that will run an invocation: the one it is pinned to, or the one for new invocations."""
         if record.status != Status.RUNNING:
             return ()
         target = self._registry.find(record.service, record.handler)
         deployment = record.deployment or (target.deployment if target is not None else None)
-        return await self._healths(deployment, record.id) if deployment is not None else ()
+        return await self._healths.of(request, deployment, record.id) if deployment is not None else ()
 
     async def on_journal(self, request: AdminRequest) -> Answer:
         parameters = Parameters(request, "start", "limit")
@@ -108,7 +109,7 @@ class InvocationAdmin:
         text = request.path["step"]
         if not (text.isascii() and text.isdigit() and len(text) < 10):
             raise BadRequest(f"{text!r:.40} is not the index of a step")
-        given = await read_body(request, {"value", "failure", "again"})
+        given = await read_body(request, {"value", "failure", "again"}, payloads=True)
         if len(given) != 1 or given.get("again", True) is not True:
             raise BadRequest('send exactly one of "value", "failure" and "again": true')
         outcome: list[Any] | None = None

@@ -35,7 +35,7 @@ class ObjectAdmin:
 
     async def on_set_state(self, request: AdminRequest) -> Answer:
         name, key = await self._keyed(request)
-        given = await read_body(request, {"values", "remove", "replace"})
+        given = await read_body(request, {"values", "remove", "replace"}, payloads=True)
         values, remove, replace = given.get("values", {}), given.get("remove", []), given.get("replace", False)
         if not isinstance(values, dict) or type(replace) is not bool:
             raise BadRequest('"values" must be an object, and "replace" true or false')

@@ -116,7 +116,8 @@ def read_time(parameters: Parameters, name: str, now_ms: int) -> int | None:
         ) from None
 
 
-async def read_body(request: AdminRequest, known: set[str]) -> dict[str, Any]:
+async def read_body(request: AdminRequest, known: set[str], *, payloads: bool = False) -> dict[str, Any]:
+    """`payloads`: values of users are in it. They may be any JSON, even text that is not Unicode."""
     if request.request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise UnsupportedEncoding("the admin API does not accept compressed bodies")
     check_no_form(request.request.headers)
@@ -128,6 +129,10 @@ async def read_body(request: AdminRequest, known: set[str]) -> dict[str, Any]:
         raise BadRequest(f"the body is not JSON: {error}") from None
     if not isinstance(given, dict):
         raise BadRequest("the body must be a JSON object")
+    if not payloads and not read_size(json.dumps(given, ensure_ascii=False)):
+        raise BadRequest(
+            "the body has text that is not Unicode", "a surrogate (\\ud800 to \\udfff) needs its other half"
+        )
     unknown = sorted(set(given) - known)
     if unknown:
         raise BadRequest(f"there is no field {unknown[0]!r:.60}", f"there are: {', '.join(sorted(known))}")
@@ -140,12 +145,6 @@ def read_size(text: str) -> int:
         return len(text.encode())
     except UnicodeEncodeError:
         return 0
-
-
-def check_encodable(texts: dict[str, str]) -> dict[str, str]:
-    return {
-        name.encode(errors="replace").decode(): value.encode(errors="replace").decode() for name, value in texts.items()
-    }
 
 
 def too_large(most: int) -> TooLarge:

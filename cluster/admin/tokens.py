@@ -111,7 +111,9 @@ class TokenAdmin:
 
 
 def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) and 0 < len(each) <= 256 for each in value)
+    return isinstance(value, list) and all(
+        isinstance(each, str) and 0 < len(each) <= 256 and each.isprintable() for each in value
+    )
 
 
 def _read_duration(given: Mapping[str, Any], name: str) -> int | None:

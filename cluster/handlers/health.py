@@ -7,8 +7,8 @@ For the whole picture it asks all connected nodes, and leaves out those that are
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final, NamedTuple, Protocol
 
 from holdfast.cluster.peers.rpc import Refused, Rpc, Unanswered
 from holdfast.sdk.ids import InvocationId
@@ -39,10 +39,6 @@ class Health(NamedTuple):
     @property
     def is_down(self) -> bool:
         return self.down_since_ms > 0
-
-
-#: Asks all nodes for the health of a deployment (None: of every one), and what an invocation waits for there.
-AskHealths: TypeAlias = Callable[[str | None, InvocationId | None], Awaitable[Sequence[Health]]]
 
 
 class HasHealth(Protocol):

@@ -66,9 +66,12 @@ class Principal(NamedTuple):
     def may_invoke_all(self) -> bool:
         return permits(self.roles, INVOKE) and not self.services
 
+    def may_invoke(self, service: str) -> bool:
+        return permits(self.roles, INVOKE) and (not self.services or service in self.services)
+
     def check_service(self, service: str) -> None:
         self.check(INVOKE)
-        if self.services and service not in self.services:
+        if not self.may_invoke(service):
             raise Forbidden(
                 f"the token {self.id} ({self.name}) may invoke {', '.join(sorted(self.services))}, but not {service:.200}",
                 "use a token for that service",

@@ -312,6 +312,8 @@ def split_target(target: str) -> tuple[list[str], dict[str, str]]:
             parts = urlsplit(target)
         except ValueError:
             raise BadRequest("the target of the request is not a path") from None
+        if not parts.netloc:  # CONNECT and OPTIONS may name something else than a path.
+            raise BadRequest("the target of the request is not a path")
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     path, _, query = target.partition("?")
     try:

@@ -313,11 +313,12 @@ class Ingress:
 
     async def _outcome(self, request: Request, id_: InvocationId, *, wait: bool) -> Answer:
         name = request.id = format_id(id_)
+        request.principal.check(INVOKE)
         with self._replies.wait(id_) as reply:
             found = await self._lookup(id_)
-            if found is None:
+            # A token for some services does not learn which invocations of others exist: their ids can be computed.
+            if found is None or not request.principal.may_invoke(found.service):
                 raise UnknownInvocation(f"there is no invocation {name}")
-            request.principal.check_service(found.service)
             outcome = found.outcome
             if outcome is None and not wait:
                 raise NotReady(f"{name} has not completed", "ask again later, or wait for it at .../attach")

@@ -147,9 +147,9 @@ class MetaMachine:
         """A proposal for the log, and the future that apply answers."""
         self._sequence += 1
         sequence = self._sequence
+        raw = meta.encode(meta.Proposal(self.origin, sequence, int(self._clock.wall_s() * 1000), command))
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting[sequence] = future
-        raw = meta.encode(meta.Proposal(self.origin, sequence, int(self._clock.wall_s() * 1000), command))
         return raw, sequence, future
 
     def forget(self, sequence: int) -> None:

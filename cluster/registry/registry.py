@@ -222,8 +222,8 @@ def normalize_uri(uri: str) -> str:
         raise BadRequest(
             f"the uri of {host:.200} has credentials in it, which everybody who reads would see", NO_CREDENTIALS
         )
-    if len(uri.encode(errors="replace")) > URI_BYTES_MAX or any(c <= " " or c == "\x7f" for c in uri):
-        raise BadRequest(f"not a uri: at most {URI_BYTES_MAX} bytes without spaces", hint)
+    if len(uri.encode(errors="replace")) > URI_BYTES_MAX or " " in uri or not uri.isprintable():
+        raise BadRequest(f"not a uri: at most {URI_BYTES_MAX} bytes without spaces and control characters", hint)
     try:
         parts = urlsplit(uri)
         port = parts.port

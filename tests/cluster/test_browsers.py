@@ -88,11 +88,11 @@ def test_a_node_that_listens_everywhere_knows_every_address_and_no_name() -> Non
 
     assert not refusal(everywhere, {"Host": "192.168.1.5:9070"}) and not refusal(everywhere, {"Host": "[fd00::1]:9070"})
     assert refusal(everywhere, {"Host": "evil.example:9070"})
-    assert not refusal(door(allowed_hosts="*"), {"Host": "evil.example:9070"})
+    assert not refusal(door(allowed_hosts="*", auth="tokens"), {"Host": "evil.example:9070"})
 
 
 def test_the_memory_for_known_hosts_is_bounded() -> None:
-    browsers = door(allowed_hosts="*")
+    browsers = door(allowed_hosts="*", auth="tokens")
 
     for number in range(3 * SEEN_MAX):
         assert not refusal(browsers, {"Host": f"h{number}"})
@@ -381,6 +381,12 @@ def test_any_page_may_call_handlers_only_if_tokens_are_required() -> None:
     with pytest.raises(BadConfig, match="cors_origins"):
         build({"cors_origins": "*"})
     assert build({"cors_origins": "*", "auth": "tokens"}).cors_origins == ("*",)
+
+
+@pytest.mark.parametrize("auth", [{}, {"auth": "off"}])
+def test_any_host_may_be_named_only_if_tokens_are_required(auth: dict[str, str]) -> None:
+    with pytest.raises(BadConfig, match="allowed_hosts"):
+        build({"allowed_hosts": "*", **auth})
 
 
 def test_a_form_and_a_foreign_page_are_different_errors() -> None:

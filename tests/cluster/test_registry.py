@@ -323,6 +323,9 @@ def test_one_place_has_one_spelling(given_uri: str, normal: str) -> None:
         "http://h?q=1",
         "http://h:x",
         "http://a b",
+        "http://a/\u009b2J",
+        "http://a/\u0085",
+        "http://a/\u2028",
         "x" * 9999,
     ],
 )

@@ -138,7 +138,7 @@ async def test_outcomes_promises_and_awakeables_ask_for_a_token_too(tmp_path: Pa
         assert status == 202
         ident = world.node.router.mint("echo", None)
         paths = [
-            ("GET", f"/holdfast/invocation/{sent['invocationId']}/attach", 403, 200),
+            ("GET", f"/holdfast/invocation/{sent['invocationId']}/attach", 404, 200),
             ("GET", f"/holdfast/invocation/{format_id(ident)}/output", 404, 404),
             ("GET", "/holdfast/workflow/flow/key/output", 403, 404),
             ("POST", "/holdfast/workflow/flow/key/promises/name/resolve", 403, 200),

@@ -1,0 +1,41 @@
+"""The health of handlers, as the sender of a request may see it.
+
+Why an address does not answer tells what listens there. A client that may register deployments could scan a network that
+only nodes reach, by changing what a name resolves to. So the reasons are shown to administrators, and to everyone where
+the setting `deployment_addresses` restricts the addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from holdfast.cluster.admin.parameters import AdminRequest
+from holdfast.cluster.handlers.health import Health
+from holdfast.sdk.ids import InvocationId
+from holdfast.statemachine.access import ADMIN, permits
+
+WITHHELD: Final = (
+    "the connection failed (only a token with the role admin is told why, unless deployment_addresses is set)"
+)
+
+
+class Healths:
+    def __init__(
+        self,
+        everywhere: Callable[[str | None, InvocationId | None], Awaitable[Sequence[Health]]],
+        *,
+        restricted: bool,
+    ) -> None:
+        """`everywhere` asks all nodes. `restricted`: the setting `deployment_addresses` has a list."""
+        self._everywhere = everywhere
+        self._restricted = restricted
+
+    async def of(
+        self, request: AdminRequest, deployment: str | None, invocation: InvocationId | None = None
+    ) -> Sequence[Health]:
+        """As all answering nodes see it; `deployment` None: of every one."""
+        found = await self._everywhere(deployment, invocation)
+        if self._restricted or permits(request.request.principal.roles, ADMIN):
+            return found
+        return [each._replace(last_error=WITHHELD) if each.last_error else each for each in found]
