@@ -204,6 +204,7 @@ UNNAMED = {
     ("statemachine/steps.py", "SendCompletion"): "the same effect",
     ("cluster/admin/audit.py", "Parameters"): "takes any number of names",
     ("cluster/admin/routes.py", "Route"): "a table: every row has the same columns",
+    ("cluster/ingress/routes.py", "Route"): "the same",
     ("cluster/doors.py", "Metrics"): "takes any number of rooms",
     ("cluster/peers/rpc.py", "self._rpc._answer"): "takes the parts of a message, whatever they are",
     ("cluster/peers/rpc.py", "self._say"): "takes the parts of a message, whatever they are",

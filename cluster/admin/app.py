@@ -12,9 +12,10 @@ from typing import Final, TypeAlias
 from holdfast.cluster.admin.audit import name_act
 from holdfast.cluster.admin.openapi import openapi
 from holdfast.cluster.admin.parameters import AdminRequest, json_answer
-from holdfast.cluster.admin.routes import PUBLIC, ROUTES, match
+from holdfast.cluster.admin.routes import ROUTES
 from holdfast.cluster.errors import NotFound, Unavailable, WrongMethod
 from holdfast.cluster.http.exchange import Answer, Request, split_target
+from holdfast.cluster.http.routes import PUBLIC, match
 
 _Method: TypeAlias = Callable[[AdminRequest], Awaitable[Answer]]
 _PREFIX: Final = "on_"

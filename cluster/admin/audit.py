@@ -7,11 +7,12 @@ from itertools import islice
 from typing import Any, Final
 
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, json_answer, read_time
-from holdfast.cluster.admin.routes import ACTIONS, PAGE, PAGE_MAX, Route
+from holdfast.cluster.admin.routes import ACTIONS, PAGE, PAGE_MAX
 from holdfast.cluster.admin.views import show_time
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.http.audit import Audit, outcome_of
 from holdfast.cluster.http.exchange import Answer, Request
+from holdfast.cluster.http.routes import Route
 from holdfast.cluster.registry.registry import Registry
 from holdfast.log.errors import ProposalError
 from holdfast.statemachine.audit import Act, Recorded

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from holdfast.cluster.admin.parameters import END_BY_NAME, STATUS_BY_NAME
+from holdfast.cluster.http.routes import NUMBER, PUBLIC, Parameter, Route
 from holdfast.statemachine.access import ADMIN, APPROVE, OPERATE, READ, ROLES
 
-PUBLIC: Final = ""  # The role of routes that need no token.
 PAGE: Final = 100
 PAGE_MAX: Final = 1000
 BULK: Final = 1000
@@ -16,31 +15,7 @@ BULK_MAX: Final = 100_000
 STEPS_PAGE: Final = 1000
 ACTIONS: Final = ("cancel", "kill", "pause", "resume", "restart", "purge")
 
-
-class Parameter(NamedTuple):
-    name: str
-    description: str
-    schema: Mapping[str, Any] = {"type": "string"}
-
-
-class Route(NamedTuple):
-    method: str
-    path: str
-    name: str  # of the method of Admin that serves it
-    summary: str
-    role: str  # that the client's token must include
-    parameters: tuple[Parameter, ...] = ()
-    body: Mapping[str, Any] | None = None
-    answers: tuple[tuple[int, str], ...] = ((200, "the answer"),)
-
-    @property
-    def acts(self) -> bool:
-        """Whether it changes something: then each request to it is in the audit trail."""
-        return self.method != "GET"
-
-
 _TRUTH: Final = {"type": "boolean"}
-NUMBER: Final = {"type": "integer"}
 FILTERS: Final = (
     Parameter(
         "status",
@@ -435,22 +410,3 @@ ROUTES: Final = (
     Route("GET", "/openapi.json", "openapi", "The OpenAPI description of this API", READ),
 )
 FILTER_NAMES: Final = tuple(parameter.name for parameter in FILTERS)
-
-
-def match(route: Route, segments: Sequence[str]) -> dict[str, str] | None:
-    """The values of the placeholders of its path; None: the path does not match."""
-    wanted = _SEGMENTS[route.path]
-    if len(wanted) != len(segments):
-        return None
-    places = {}
-    for expected, found in zip(wanted, segments, strict=True):
-        if expected.startswith("{"):
-            if not found:
-                return None
-            places[expected.strip("{}")] = found
-        elif expected != found:
-            return None
-    return places
-
-
-_SEGMENTS: Final = {route.path: route.path[1:].split("/") for route in ROUTES}

@@ -8,6 +8,7 @@ This is the hot path, so there is no router, no middleware and no application ob
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -31,15 +32,17 @@ from holdfast.cluster.errors import (
     status_of,
 )
 from holdfast.cluster.http.exchange import JSON, Answer, Request, split_target
+from holdfast.cluster.http.routes import PUBLIC, match
+from holdfast.cluster.ingress.openapi import openapi
 from holdfast.cluster.ingress.requests import (
     Hidden,
-    allow,
     hash_request,
     passed_on,
     read_delay_ms,
     read_invocation,
     too_large,
 )
+from holdfast.cluster.ingress.routes import PREFIX, ROUTES
 from holdfast.cluster.registry.machine import Target
 from holdfast.cluster.registry.registry import Registry
 from holdfast.cluster.routing.channel import Channel
@@ -63,7 +66,6 @@ from holdfast.sdk.journal import (
     cut_text,
 )
 from holdfast.statemachine import refs
-from holdfast.statemachine.access import INVOKE
 from holdfast.statemachine.commands import Command, CompletePromise, CompleteStep, Invoke, Mode, Ref
 from holdfast.statemachine.effects import Code
 from holdfast.statemachine.levels import LEVEL
@@ -121,7 +123,11 @@ class Ingress:
             channel.refuse(Stopping(f"{why}; the invocation goes on"))
 
     def name_act(self, request: Request) -> None:
-        _name_act(request, split_target(request.target)[0])
+        path = split_target(request.target)[0]
+        for route in ROUTES:
+            if route.method == request.method == "POST" and (places := match(route, path)) is not None:
+                _name_act(request, route.name.partition("_")[0], places)
+                return
 
     @property
     def waiting(self) -> int:
@@ -131,7 +137,7 @@ class Ingress:
         if reason := self._closed():
             raise Unavailable(reason, "nothing was accepted; send the request again after the time in Retry-After")
         path, parameters = split_target(request.target)
-        if path[0] == "holdfast":
+        if path[0] == PREFIX:
             return await self._own(request, path, parameters)
         if not path[0]:
             raise NotFound(
@@ -249,54 +255,85 @@ class Ingress:
     # -- the ingress's own paths -------------------------------------------------------------------------------------
 
     async def _own(self, request: Request, path: list[str], parameters: dict[str, str]) -> Answer:
-        method = request.method
-        if parameters:
-            raise BadRequest(f"there is no parameter {next(iter(parameters))!r:.60} here")
-        match path[1:]:
-            case ["health"]:
-                allow(method, "GET", "HEAD")
-                return self._health()
-            case ["invocation", text, ("attach" | "output") as which]:
-                request.principal.check(INVOKE)
-                allow(method, "GET")
-                return await self._outcome(request, read_invocation(text), wait=which == "attach")
-            case ["workflow", name, key, ("attach" | "output") as which]:
-                request.principal.check_service(name)
-                allow(method, "GET")
-                await self._workflow(name)
-                return await self._outcome(request, workflow_id(name, key), wait=which == "attach")
-            case ["workflow", name, key, "promises", promise, ("resolve" | "reject") as which]:
-                _name_act(request, path)
-                request.principal.check_service(name)
-                allow(method, "POST")
-                await self._workflow(name)
-                if not 0 < len(promise.encode()) <= NAME_BYTES_MAX:
-                    raise BadRequest(f"a promise's name has 1 to {NAME_BYTES_MAX} bytes")
-                outcome = await self._outcome_of_client(request, which)
-                command = CompletePromise(name, key, promise, outcome)
-                return await self._complete(command, partition_key(name, key), which)
-            case ["awakeables", text, ("resolve" | "reject") as which]:
-                _name_act(request, path)
-                request.principal.check(INVOKE)
-                allow(method, "POST")
-                try:
-                    id_, step, secret = parse_awakeable(text)
-                except BadId as error:
-                    raise BadRequest(str(error), "it is what ctx.awakeable() returned") from None
-                if secret and self._level() < 2:
-                    raise Unavailable("this awakeable requires that every node of the cluster runs this release")
-                if request.length is None or request.length > UNASKED_BYTES_MAX:
-                    await self._must_exist(id_)
-                outcome = await self._outcome_of_client(request, which)
-                request.id = format_id(id_)
-                answer = await self._complete(CompleteStep(id_, step, outcome, secret=secret), id_, which)
-                return answer._replace(id=request.id)
-            case _:
-                raise NotFound(
-                    f"there is nothing at /{'/'.join(path):.200}",
-                    "here are: health, invocation/{id}/attach|output, workflow/{name}/{key}/attach|output, "
-                    "workflow/{name}/{key}/promises/{promise}/resolve|reject, awakeables/{id}/resolve|reject",
-                )
+        allowed: list[str] = []
+        for route in ROUTES:
+            places = match(route, path)
+            if places is None:
+                continue
+            if route.service:
+                request.principal.check_service(places[route.service])
+            elif route.role != PUBLIC:
+                request.principal.check(route.role)
+            if route.method == request.method:
+                if parameters:
+                    raise BadRequest(f"there is no parameter {next(iter(parameters))!r:.60} here")
+                answer: Callable[[Request, Mapping[str, str]], Awaitable[Answer]] = getattr(self, f"_on_{route.name}")
+                return await answer(request, places)
+            allowed.append(route.method)
+        if allowed:
+            raise WrongMethod(", ".join(allowed), f"{request.method} does not work here")
+        raise NotFound(
+            f"there is nothing at /{'/'.join(path):.200}",
+            "/holdfast/openapi.json describes what there is; POST /{service}/{handler} calls a handler",
+        )
+
+    async def _on_health(self, request: Request, places: Mapping[str, str]) -> Answer:
+        return self._health()
+
+    async def _on_openapi(self, request: Request, places: Mapping[str, str]) -> Answer:
+        known = self._registry.machine.services
+        services = [service for name, (service, _) in sorted(known.items()) if request.principal.may_invoke(name)]
+        return Answer(200, await asyncio.to_thread(lambda: json.dumps(openapi(services)).encode()))
+
+    async def _on_attach(self, request: Request, places: Mapping[str, str]) -> Answer:
+        return await self._outcome(request, read_invocation(places["id"]), wait=True)
+
+    async def _on_output(self, request: Request, places: Mapping[str, str]) -> Answer:
+        return await self._outcome(request, read_invocation(places["id"]), wait=False)
+
+    async def _on_attach_workflow(self, request: Request, places: Mapping[str, str]) -> Answer:
+        await self._workflow(places["name"])
+        return await self._outcome(request, workflow_id(places["name"], places["key"]), wait=True)
+
+    async def _on_output_workflow(self, request: Request, places: Mapping[str, str]) -> Answer:
+        await self._workflow(places["name"])
+        return await self._outcome(request, workflow_id(places["name"], places["key"]), wait=False)
+
+    async def _on_resolve_promise(self, request: Request, places: Mapping[str, str]) -> Answer:
+        return await self._complete_promise(request, places, "resolve")
+
+    async def _on_reject_promise(self, request: Request, places: Mapping[str, str]) -> Answer:
+        return await self._complete_promise(request, places, "reject")
+
+    async def _complete_promise(self, request: Request, places: Mapping[str, str], which: str) -> Answer:
+        name, key, promise = places["name"], places["key"], places["promise"]
+        _name_act(request, which, places)
+        await self._workflow(name)
+        if not 0 < len(promise.encode()) <= NAME_BYTES_MAX:
+            raise BadRequest(f"a promise's name has 1 to {NAME_BYTES_MAX} bytes")
+        outcome = await self._outcome_of_client(request, which)
+        return await self._complete(CompletePromise(name, key, promise, outcome), partition_key(name, key), which)
+
+    async def _on_resolve_awakeable(self, request: Request, places: Mapping[str, str]) -> Answer:
+        return await self._complete_awakeable(request, places, "resolve")
+
+    async def _on_reject_awakeable(self, request: Request, places: Mapping[str, str]) -> Answer:
+        return await self._complete_awakeable(request, places, "reject")
+
+    async def _complete_awakeable(self, request: Request, places: Mapping[str, str], which: str) -> Answer:
+        _name_act(request, which, places)
+        try:
+            id_, step, secret = parse_awakeable(places["id"])
+        except BadId as error:
+            raise BadRequest(str(error), "it is what ctx.awakeable() returned") from None
+        if secret and self._level() < 2:
+            raise Unavailable("this awakeable requires that every node of the cluster runs this release")
+        if request.length is None or request.length > UNASKED_BYTES_MAX:
+            await self._must_exist(id_)
+        outcome = await self._outcome_of_client(request, which)
+        request.id = format_id(id_)
+        answer = await self._complete(CompleteStep(id_, step, outcome, secret=secret), id_, which)
+        return answer._replace(id=request.id)
 
     def _health(self) -> Answer:
         problem = self._unhealthy()
@@ -313,7 +350,6 @@ class Ingress:
 
     async def _outcome(self, request: Request, id_: InvocationId, *, wait: bool) -> Answer:
         name = request.id = format_id(id_)
-        request.principal.check(INVOKE)
         with self._replies.wait(id_) as reply:
             found = await self._lookup(id_)
             # A token for some services does not learn which invocations of others exist: their ids can be computed.
@@ -391,18 +427,17 @@ class Ingress:
         return [1, code, cut_text(message or "rejected"), "Rejected"]
 
 
-def _name_act(request: Request, path: list[str]) -> None:
+def _name_act(request: Request, which: str, places: Mapping[str, str]) -> None:
     """Mark completions of promises and awakeables as acts, for the audit trail. Invocations have journals instead."""
-    match path:
-        case ["holdfast", "workflow", name, key, "promises", promise, ("resolve" | "reject") as which]:
-            request.acts(f"{which}_promise", service=name, key=key, promise=promise)
-        case ["holdfast", "awakeables", text, ("resolve" | "reject") as which]:
-            try:
-                id_, step, _ = parse_awakeable(text)
-            except BadId:
-                request.acts(f"{which}_awakeable")
-            else:  # A reader of the id itself could resolve it.
-                request.acts(f"{which}_awakeable", invocation=format_id(id_), step=step)
+    if "promise" in places:
+        request.acts(f"{which}_promise", service=places["name"], key=places["key"], promise=places["promise"])
+        return
+    try:
+        id_, step, _ = parse_awakeable(places["id"])
+    except BadId:
+        request.acts(f"{which}_awakeable")
+    else:  # A reader of the id itself could resolve it.
+        request.acts(f"{which}_awakeable", invocation=format_id(id_), step=step)
 
 
 def _more_than_enough(most: int) -> TooLarge:

@@ -12,7 +12,6 @@ from holdfast.cluster.durations import parse_duration_ms
 from holdfast.cluster.errors import (
     BadRequest,
     TooLarge,
-    WrongMethod,
 )
 from holdfast.sdk.ids import (
     BadId,
@@ -98,11 +97,6 @@ def too_large(most: int) -> TooLarge:
         f"the body is larger than {most} bytes",
         f"raise body_bytes_max, which can be up to {BODY_BYTES_MAX} bytes, or put it into a store and send its address",
     )
-
-
-def allow(method: str, *allowed: str) -> None:
-    if method not in allowed:
-        raise WrongMethod(", ".join(allowed), f"{method} does not work here")
 
 
 def read_invocation(text: str) -> InvocationId:

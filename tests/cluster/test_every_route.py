@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import inspect
 import logging
 import string
 import sys
-import textwrap
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -18,54 +15,48 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.cluster.admin.routes import PUBLIC, ROUTES
+from holdfast.cluster.admin.routes import ROUTES
 from holdfast.cluster.config import Config, describe
 from holdfast.cluster.errors import Circumstance, Unauthorized
 from holdfast.cluster.http.access import ROOT, STRANGER, Access, Principal, make_token
 from holdfast.cluster.http.exchange import Answer, Exchange, Request
+from holdfast.cluster.http.routes import PUBLIC
 from holdfast.cluster.ingress.ingress import Ingress
+from holdfast.cluster.ingress.routes import ROUTES as INGRESS_ROUTES
 from holdfast.sdk.ids import InvocationId, format_awakeable, format_id
 from holdfast.statemachine.access import ADMIN, INVOKE, ROLES, CreateToken, Tokens, permits
 from tests.cluster.test_tokens import one, place
 
 ID = format_id(InvocationId(bytes(16)))
-#: The paths of the ingress, by the pattern in its source. A path that is not here fails a test below.
-OWN = {
-    "['health']": (),
-    "['invocation', text, 'attach' | 'output' as which]": (
-        ("GET", f"/holdfast/invocation/{ID}/attach", ""),
-        ("GET", f"/holdfast/invocation/{ID}/output", ""),
-    ),
-    "['workflow', name, key, 'attach' | 'output' as which]": (
-        ("GET", "/holdfast/workflow/flow/none/attach", "flow"),
-        ("GET", "/holdfast/workflow/flow/none/output", "flow"),
-    ),
-    "['workflow', name, key, 'promises', promise, 'resolve' | 'reject' as which]": (
-        ("POST", "/holdfast/workflow/flow/k/promises/p/resolve", "flow"),
-        ("POST", "/holdfast/workflow/flow/k/promises/p/reject", "flow"),
-    ),
-    "['awakeables', text, 'resolve' | 'reject' as which]": (
-        ("POST", f"/holdfast/awakeables/{format_awakeable(InvocationId(bytes(16)), 1)}/resolve", ""),
-        ("POST", f"/holdfast/awakeables/{format_awakeable(InvocationId(bytes(16)), 1, bytes(8))}/reject", ""),
-    ),
-    "_": (),  # There is nothing.
+#: Values for the placeholders in paths of the ingress: of nothing, but well-formed.
+NOTHING = {
+    "attach": ID,
+    "output": ID,
+    "resolve_awakeable": format_awakeable(InvocationId(bytes(16)), 1),
+    "reject_awakeable": format_awakeable(InvocationId(bytes(16)), 1, bytes(8)),
 }
+OWN = [
+    (
+        route.method,
+        route.path.format(id=NOTHING.get(route.name, ""), name="flow", key="none", promise="p"),
+        "flow" if route.service else "",
+    )
+    for route in INGRESS_ROUTES
+    if route.role != PUBLIC
+]
 HANDLERS = (("POST", "/echo/say", "echo"), ("POST", "/echo/say/send", "echo"), ("POST", "/flow/k/run/send", "flow"))
 LETTERS = string.ascii_letters + string.digits
 
 
-def test_every_path_of_the_ingress_checks_the_token_first() -> None:
-    """Read from its source, so that a new path cannot be forgotten here."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(Ingress._own)))
-    [match] = [node for node in ast.walk(tree) if isinstance(node, ast.Match)]
-    cases = {ast.unparse(case.pattern): [ast.unparse(line) for line in case.body] for case in match.cases}
+def test_every_route_of_the_ingress_names_a_role_and_a_method() -> None:
+    public = {(route.method, route.path) for route in INGRESS_ROUTES if route.role == PUBLIC}
 
-    assert cases.keys() == OWN.keys(), "add the new path to OWN, with the service that its token must cover"
-    for pattern, body in cases.items():
-        if OWN[pattern]:
-            first = next(line for line in body if not line.startswith("_name_act("))
-            service = any(service for *_, service in OWN[pattern])
-            assert first == f"request.principal.check{'_service(name)' if service else '(INVOKE)'}", pattern
+    assert public == {("GET", "/holdfast/health"), ("HEAD", "/holdfast/health")}
+    assert all(route.role == INVOKE for route in INGRESS_ROUTES if route.role != PUBLIC)
+    assert all(hasattr(Ingress, f"_on_{route.name}") for route in INGRESS_ROUTES)
+    assert all(route.service or "{name}" not in route.path for route in INGRESS_ROUTES), (
+        "tokens may be for some services"
+    )
 
 
 def test_every_route_of_the_admin_api_names_a_role() -> None:
@@ -99,19 +90,18 @@ async def test_every_route_of_both_doors_asks_every_token(tmp_path: Path) -> Non
             return (await doors.ask(method, path, token, door=door))[0]
 
         paths = [(route.method, place(route), "admin") for route in ROUTES if route.role != PUBLIC]
-        paths += [(method, path, "ingress") for rows in (*OWN.values(), HANDLERS) for method, path, _ in rows]
+        paths += [(method, path, "ingress") for method, path, _ in (*OWN, *HANDLERS)]
         for method, path, door in paths:
             for kind, token in refused.items():
                 assert await status(method, path, token, door) == 401, (method, path, kind)
-        for rows in (*OWN.values(), HANDLERS):
-            for method, path, service in rows:
-                for role, token in roles.items():
-                    found = await status(method, path, token, "ingress")
-                    assert (found == 403) is not permits([role], INVOKE), (path, role, found)
-                    assert found not in (401, 500), (path, role, found)
-                if service:
-                    assert await status(method, path, wrong_service, "ingress") == 403, path
-                    assert await status(method, path, right_service[service], "ingress") not in (401, 403), path
+        for method, path, service in (*OWN, *HANDLERS):
+            for role, token in roles.items():
+                found = await status(method, path, token, "ingress")
+                assert (found == 403) is not permits([role], INVOKE), (path, role, found)
+                assert found not in (401, 500), (path, role, found)
+            if service:
+                assert await status(method, path, wrong_service, "ingress") == 403, path
+                assert await status(method, path, right_service[service], "ingress") not in (401, 403), path
         assert (await doors.ask("GET", "/cluster", genuine))[0] == 200
         assert (await elsewhere.ask("GET", "/cluster", foreign))[0] == 200
 

@@ -11,7 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from holdfast.cluster.admin.routes import PUBLIC, ROUTES, Route
+from holdfast.cluster.admin.routes import ROUTES
+from holdfast.cluster.http.routes import PUBLIC, Route
 from holdfast.sdk.ids import format_awakeable, format_id
 from holdfast.statemachine.access import APPROVE, OPERATE, READ, ROLES, permits
 from tests.cluster.harness import Script, World
