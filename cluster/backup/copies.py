@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import lmdb
 
+from holdfast.cluster.backoff import backoff
 from holdfast.cluster.backup.filling import fill_blocking, is_whole
 from holdfast.cluster.environment import Event
 from holdfast.cluster.partition.door import Partition
@@ -290,7 +291,7 @@ class Copies:
                     if not error.retryable or failures == UPLOAD_TRIES:
                         raise
                     copy.note = f"try {failures + 1} of {UPLOAD_TRIES}: {error}"
-                    work.pause(min(UPLOAD_RETRY_S * 2.0 ** (failures - 1), UPLOAD_RETRY_S_MAX))
+                    work.pause(backoff(UPLOAD_RETRY_S, failures - 1, UPLOAD_RETRY_S_MAX))
             raise AssertionError("it returns, or raises")
 
         whole = fill_blocking(file, file.path.parent, number, copy.partition.machine.partitions, fetch=fetch, work=work)
@@ -319,7 +320,7 @@ class Copies:
                     raise
                 copy.note = f"try {failures + 1} of {UPLOAD_TRIES}: {error}"
                 logger.warning("partition %d: uploading its copy failed and is retried: %s", number, error)
-                await asyncio.sleep(min(UPLOAD_RETRY_S * 2.0 ** (failures - 1), UPLOAD_RETRY_S_MAX))
+                await asyncio.sleep(backoff(UPLOAD_RETRY_S, failures - 1, UPLOAD_RETRY_S_MAX))
         copy.note = None
         return {
             "object": name, "bytes": file.header.file_bytes, "sha256": digest, "partition": number,

@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from typing import Final
 
+from holdfast.cluster.backoff import backoff, with_jitter
 from holdfast.cluster.handlers.attempts import Attempt, Carrier, Owner, Ticket
 from holdfast.cluster.handlers.dispatch import Dispatcher
 from holdfast.cluster.handlers.health import Health
@@ -279,8 +280,8 @@ class Endpoint:
     def back_off(self, why: str, after_s: float = 0.0) -> None:
         """The endpoint is unreachable, or asked not to be contacted. This does not count against any attempt."""
         timing = self.invoker.timing
-        pause = min(timing.backoff_s * 2 ** min(self.failures, 20), timing.backoff_max_s)
-        pause = max(pause * (0.5 + self.invoker.rng.random() / 2), after_s)
+        pause = backoff(timing.backoff_s, self.failures, timing.backoff_max_s)
+        pause = max(with_jitter(pause, self.invoker.rng), after_s)
         level = logging.WARNING if self.failures in (0, 10) else logging.DEBUG
         self.failures += 1
         self.last_error = why
@@ -295,7 +296,7 @@ class Endpoint:
             self.offences = 0
         self._offended_at = now
         self.offences += 1
-        return min(OFFENCE_S * 2.0 ** (self.offences - 1), OFFENCE_S_MAX)
+        return backoff(OFFENCE_S, self.offences - 1, OFFENCE_S_MAX)
 
     def is_well(self) -> None:
         """The endpoint made progress."""

@@ -18,6 +18,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
+from holdfast.cluster.backoff import backoff
 from holdfast.cluster.handlers.attempts import Ticket
 from holdfast.sdk.ids import InvocationId
 from holdfast.statemachine.attempts import SUSPECT_LOSSES
@@ -218,7 +219,7 @@ class Turns:
         record.crashes += 1
         record.crashed_at = now
         if record.convicted:
-            pause = min(PAUSE_S * 2.0 ** min(record.crashes - CONVICTION, 20), PAUSE_S_MAX)
+            pause = backoff(PAUSE_S, record.crashes - CONVICTION, PAUSE_S_MAX)
             record.not_before = now + pause
             self._crashes.clear()  # The culprit is known now. Others are found in the same way.
             for queue in (self._plain, self._suspects):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.cluster.backoff import backoff
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.values.janitor import Janitor
 from holdfast.cluster.values.shared_store import Objects, StoreDown, ValueLost
@@ -469,7 +470,7 @@ class Outbox:
         logger.log(
             level, "partition %d: partition %d accepts no messages: %s", self._partition.number, self._target, why
         )
-        await asyncio.sleep(min(RETRY_S * 2 ** min(self.failures, 10), RETRY_S_MAX))
+        await asyncio.sleep(backoff(RETRY_S, self.failures, RETRY_S_MAX))
         self.failures += 1
 
 

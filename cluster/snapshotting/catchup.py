@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast.cluster.backoff import backoff
 from holdfast.cluster.partition.machine import PartitionMachine
 from holdfast.cluster.peers.rpc import Refused, Unanswered
 from holdfast.cluster.snapshotting.service import Keeper, Snapshots
@@ -234,7 +235,7 @@ def _tidy(directory: Path, name: str) -> None:
 
 
 def _pause_s(failures: int) -> float:
-    return float(min(RETRY_S * 2 ** min(failures - 1, 10), RETRY_S_MAX))
+    return backoff(RETRY_S, max(failures - 1, 0), RETRY_S_MAX)
 
 
 def _telling(keeper: Keeper, number: int) -> Callable[[int, int], None]:

@@ -15,6 +15,7 @@ import logging
 from contextlib import suppress
 from typing import Final
 
+from holdfast.cluster.backoff import backoff
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.values.shared_store import Objects
 from holdfast.log.errors import ProposalError
@@ -89,7 +90,7 @@ class Janitor:
                     await self._wake.wait()
 
     async def _pause(self) -> None:
-        await asyncio.sleep(min(RETRY_S * 2 ** min(self._failures, 10), RETRY_S_MAX))
+        await asyncio.sleep(backoff(RETRY_S, self._failures, RETRY_S_MAX))
         self._failures += 1
 
     async def _delete(self) -> bool:

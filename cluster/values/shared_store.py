@@ -23,6 +23,7 @@ from contextlib import suppress
 from random import Random
 from typing import Any, Final, TypeVar
 
+from holdfast.cluster.backoff import backoff, with_jitter
 from holdfast.cluster.clock import Clock
 from holdfast.cluster.errors import Circumstance, Unavailable
 from holdfast.cluster.peers.rpc import Refused, Unanswered
@@ -164,7 +165,7 @@ class Objects:
             except (SnapshotError, TimeoutError) as error:
                 self.home.store_complaints.failed(error)
                 failures += 1
-            await asyncio.sleep(min(CONFIRM_S * 2 ** min(failures, 8), CONFIRM_S_MAX))
+            await asyncio.sleep(backoff(CONFIRM_S, failures, CONFIRM_S_MAX))
 
     async def _confirm(self) -> None:
         if self.home.store_complaints.failures:
@@ -301,8 +302,7 @@ class Objects:
 
     def delay_ms(self, rng: Random) -> int:
         """Delay before an attempt that could not fetch a value is retried."""
-        delay: int = min(DELAY_MS << min(self.reading.failures, 10), DELAY_MS_MAX)
-        return delay // 2 + int(rng.random() * delay / 2)
+        return int(with_jitter(backoff(DELAY_MS, self.reading.failures, DELAY_MS_MAX), rng))
 
     async def delete(self, number: int, names: Iterable[str]) -> None:
         """Delete objects. Raises SnapshotError or TimeoutError; some of them may be gone then."""
