@@ -134,14 +134,13 @@ class Hold(NamedTuple):
 
 def holds() -> list[Hold]:
     from holdfast.cluster.partition.machine import PartitionMachine
-    from holdfast.cluster.snapshotting import catchup
-    from holdfast.cluster.snapshotting import service as snapshots
+    from holdfast.cluster.snapshotting import catchup, keeper
     from holdfast.snapshots import cut
     from holdfast.snapshots.catalog import Catalog
 
     return [
         Hold(cut, "_copy", after=Moment.CUT_COPIED),
-        Hold(snapshots, "cut_blocking", after=Moment.CUT_NAMED),
+        Hold(keeper, "cut_blocking", after=Moment.CUT_NAMED),
         Hold(Catalog, "publish", Moment.UPLOAD_BEGINS, Moment.UPLOAD_DONE),
         Hold(catchup, "stage", Moment.FETCHED),
         Hold(catchup, "move_into_place", Moment.STAGED, Moment.INSTALL_NAMED),

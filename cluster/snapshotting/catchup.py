@@ -24,7 +24,8 @@ from typing import Any, Final
 from holdfast.cluster.backoff import backoff
 from holdfast.cluster.partition.machine import PartitionMachine
 from holdfast.cluster.peers.rpc import Refused, Unanswered
-from holdfast.cluster.snapshotting.service import Keeper, Snapshots
+from holdfast.cluster.snapshotting.keeper import Keeper
+from holdfast.cluster.snapshotting.service import Snapshots
 from holdfast.log.messages import GroupId
 from holdfast.log.node import LogNode
 from holdfast.log.replica import SnapshotWanted

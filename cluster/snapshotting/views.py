@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.cluster.snapshotting.service import Keeper, Snapshots
+from holdfast.cluster.snapshotting.keeper import Keeper
+from holdfast.cluster.snapshotting.service import Snapshots
 
 
 def show_keeper(keeper: Keeper) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 from holdfast.cluster.partition.machine import PartitionMachine
 from holdfast.cluster.partition.state import State
 from holdfast.cluster.snapshotting import catchup
-from holdfast.cluster.snapshotting.service import Keeper
+from holdfast.cluster.snapshotting.keeper import Keeper
 from holdfast.snapshots.format import listed
 from tests.cluster.harness import eventually
 from tests.cluster.test_snapshots import COUNTER

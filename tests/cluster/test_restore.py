@@ -232,7 +232,7 @@ async def test_a_power_loss_soon_after_the_first_start_costs_nothing(past: Past,
     new = made_from(past, past.backups[1], tmp_path, 1)
     seat = new.seats["m1"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.cluster.snapshotting.service.cut_blocking", full)
+        patch.setattr("holdfast.cluster.snapshotting.keeper.cut_blocking", full)
         await new.start()
         new.work(clients=2)
         await new.more(3)

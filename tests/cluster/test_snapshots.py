@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.cluster.snapshotting import keeper as keepers
 from holdfast.cluster.snapshotting import service as snapshots
-from holdfast.cluster.snapshotting.service import Keeper
+from holdfast.cluster.snapshotting.keeper import Keeper
 from holdfast.sdk.journal import Op
 from holdfast.snapshots import files
 from holdfast.snapshots.cut import cut_blocking
@@ -84,7 +85,7 @@ async def test_a_request_for_a_snapshot_during_a_cut_gets_a_later_one(
             go.wait()
             return file
 
-        monkeypatch.setattr(snapshots, "cut_blocking", late)
+        monkeypatch.setattr(keepers, "cut_blocking", late)
         first = asyncio.ensure_future(snapshot(it))
         await cutting.wait()
         await it.call("counter/add", key="k")

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import aiohttp
 import pytest
 
-from holdfast.cluster.snapshotting.service import Keeper
+from holdfast.cluster.snapshotting.keeper import Keeper
 from holdfast.log.node import Group
 from holdfast.snapshots.policy import Policy
 from tests.cluster.harness import World, eventually, world

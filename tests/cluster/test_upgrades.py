@@ -199,7 +199,8 @@ async def test_a_snapshot_of_a_later_schema_is_not_passed_over(tmp_path: Path, m
     await it.call("counter/add", key="k")
     await snapshot(it)
     with monkeypatch.context() as later:
-        later.setattr("holdfast.cluster.snapshotting.service.read_schema", lambda _: SCHEMA + 1)
+        later.setattr("holdfast.cluster.snapshotting.keeper.read_schema", lambda _: SCHEMA + 1)
+        later.setattr("holdfast.cluster.snapshotting.keeper.SCHEMA", SCHEMA + 1)
         later.setattr("holdfast.cluster.snapshotting.service.SCHEMA", SCHEMA + 1)
         await it.call("counter/add", key="k")
         await snapshot(it)

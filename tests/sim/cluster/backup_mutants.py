@@ -10,6 +10,7 @@ from holdfast.cluster.backup import job as backup
 from holdfast.cluster.backup.copies import Copies
 from holdfast.cluster.backup.job import Backups
 from holdfast.cluster.members.founding import Founding, write_founding
+from holdfast.cluster.snapshotting import keeper
 from holdfast.cluster.snapshotting import service as snapshots
 from holdfast.log.replica import Replica
 from holdfast.snapshots.backups import digest_of, part_name
@@ -132,4 +133,7 @@ def restored_names_trusted() -> list[Patch]:
 
 def directories_trusted() -> list[Patch]:
     """Directories of an earlier life count as durable, although that life may have ended before they were."""
-    return [(snapshots, "sync_path", lambda top, path: sync_directory(path) if path.is_dir() else None)]
+    return [
+        (module, "sync_path", lambda top, path: sync_directory(path) if path.is_dir() else None)
+        for module in (keeper, snapshots)
+    ]

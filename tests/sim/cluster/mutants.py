@@ -29,7 +29,7 @@ from holdfast.cluster.peers.rpc import Refused, Unanswered
 from holdfast.cluster.registry.metalog import SharedRead
 from holdfast.cluster.routing.router import Router
 from holdfast.cluster.routing.watches import SLICE, Watches
-from holdfast.cluster.snapshotting import catchup
+from holdfast.cluster.snapshotting import catchup, keeper
 from holdfast.cluster.snapshotting import service as snapshots
 from holdfast.cluster.snapshotting.service import Snapshots
 from holdfast.cluster.values import janitor
@@ -167,7 +167,7 @@ def trimmed_before_durable() -> list[Patch]:
 
 def found_names_trusted() -> list[Patch]:
     """A snapshot of an earlier life counts as durable, although that life may have ended before it was."""
-    return [(snapshots, "sync_path", lambda top, path: None)]
+    return [(module, "sync_path", lambda top, path: None) for module in (keeper, snapshots)]
 
 
 def restored_before_durable() -> list[Patch]:
@@ -206,7 +206,7 @@ def checksums_ignored() -> list[Patch]:
     def copied(file: Path, header: Any, path: Path, work: Any) -> None:
         path.write_bytes(file.read_bytes()[BLOCK_BYTES:])
 
-    return [(transfer, "verify", verified), (snapshots, "verify", verified), (restore, "_copy_data", copied)]
+    return [(transfer, "verify", verified), (keeper, "verify", verified), (restore, "_copy_data", copied)]
 
 
 def installed_without_snapshot() -> list[Patch]:

@@ -18,10 +18,10 @@ from holdfast.cluster.backup.copies import Copies
 from holdfast.cluster.backup.job import Backups
 from holdfast.cluster.backup.restoring import Plan
 from holdfast.cluster.partition.machine import PartitionMachine
-from holdfast.cluster.snapshotting import catchup
+from holdfast.cluster.snapshotting import catchup, keeper
 from holdfast.cluster.snapshotting import service as snapshots
 from holdfast.cluster.snapshotting.catchup import CatchUp
-from holdfast.cluster.snapshotting.service import Keeper
+from holdfast.cluster.snapshotting.keeper import Keeper
 from holdfast.log.host import Host
 from holdfast.log.node import Group
 from holdfast.snapshots.restore import Staged
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 CRASHES_MAX: Final = 0.5
 #: (name, place, name at that place, relative likelihood of a crash there: some steps are rare)
 STEPS: Final = (
-    ("cut", snapshots, "cut_blocking", 1.0),
-    ("verify", snapshots, "verify", 1.0),
+    ("cut", keeper, "cut_blocking", 1.0),
+    ("verify", keeper, "verify", 1.0),
     ("accept", Keeper, "accept", 1.0),
     ("offer", Keeper, "offer", 1.0),
     ("trim", Group, "trim", 2.0),

@@ -21,6 +21,7 @@ from holdfast.cluster.handlers.protocols.native.manifest import read_manifest
 from holdfast.cluster.http.exchange import Exchange
 from holdfast.cluster.node import Node
 from holdfast.cluster.registry.offer import Offer
+from holdfast.cluster.snapshotting import keeper
 from holdfast.cluster.snapshotting import service as snapshots
 from holdfast.cluster.values import janitor
 from holdfast.cluster.values import shared_store as objects
@@ -529,7 +530,8 @@ class World:
         root = logging.getLogger("holdfast")
         propagate = root.propagate
         with ExitStack() as stack:
-            stack.enter_context(patch.object(snapshots, "TICK_S", 0.1))
+            for module in (keeper, snapshots):
+                stack.enter_context(patch.object(module, "TICK_S", 0.1))
             if self.profile.stored:
                 for module, name, quick, usual in QUICK_BLOBS:
                     if getattr(module, name) == usual:  # A mutant may have replaced it.
