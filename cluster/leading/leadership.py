@@ -13,30 +13,25 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.cluster.backoff import backoff
+from holdfast.cluster.leading.outbox import Outbox
+from holdfast.cluster.leading.timers import Alarm
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.values.janitor import Janitor
-from holdfast.cluster.values.shared_store import Objects, StoreDown, ValueLost
-from holdfast.cluster.values.staging import Chunk, pieces_of
+from holdfast.cluster.values.shared_store import Objects
 from holdfast.log.errors import ProposalError
 from holdfast.sdk.ids import NO_INVOCATION, InvocationId
-from holdfast.statemachine import queries, refs
+from holdfast.statemachine import queries
 from holdfast.statemachine.commands import (
     CALL_DEPTH_MAX,
     Announce,
-    Deliver,
-    FireTimers,
     RaiseLevel,
     Redispatch,
-    Ref,
     SetLimits,
-    TrimOutbox,
 )
 from holdfast.statemachine.effects import (
     AbortAttempt,
     Acknowledge,
     ArmTimer,
-    Code,
     DeleteObjects,
     Effect,
     FlushOutbox,
@@ -61,14 +56,8 @@ logger = logging.getLogger(__name__)
 
 REDISPATCHES_MAX: Final = 512  # In flight at a time.
 SLICE: Final = 512  # Invocations examined per turn of the event loop.
-TIMERS_PER_COMMAND: Final = 256
-DELIVERY_MESSAGES: Final = 512
-DELIVERY_BYTES: Final = 512 * 1024
-#: Size of the large values staged for one delivery. They must not expire before the delivery arrives.
-DELIVERY_BLOB_BYTES: Final = 64 * 1024 * 1024
 RETRY_S: Final = 0.05
 RETRY_S_MAX: Final = 2.0
-TIMER_S_MAX: Final = 3600.0  # A timer further away is checked again, because clocks drift.
 
 
 class Leadership:
@@ -104,9 +93,7 @@ class Leadership:
         self._scans: dict[str | None, InvocationId] = {}  # Pending scans: deployment (None: all) -> first id.
         self._scanned: set[str] | None = None  # The deployments that the current scan looks for; None: all.
         self._places: dict[str, int] = {}  # Free places at endpoints for the current scan.
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_ms = 0
-        self._firing = False
+        self._alarm = Alarm(partition)
         self._outboxes: dict[int, Outbox] = {}
         self._objects = objects
         self._janitor = Janitor(partition, objects)
@@ -121,7 +108,7 @@ class Leadership:
             AbortAttempt: invoker.abort,
             Reply: lambda effect: replies.settle(effect.id, effect.outcome),
             FlushOutbox: lambda effect: self.flush(effect.target),
-            ArmTimer: lambda effect: self._arm(effect.due_ms),
+            ArmTimer: lambda effect: self._alarm.set(effect.due_ms),
             DeleteObjects: lambda _: self._janitor.wake(),
         }
 
@@ -188,9 +175,9 @@ class Leadership:
         if self.ended:
             return
         self.ended = True
-        for handle in (self._timer, self._redispatch_timer):
-            if handle is not None:
-                handle.cancel()
+        if self._redispatch_timer is not None:
+            self._redispatch_timer.cancel()
+        self._alarm.end()
         for outbox in self._outboxes.values():
             outbox.end()
         self._janitor.end()
@@ -321,39 +308,6 @@ class Leadership:
         self._places[deployment] = places - 1
         return places > 0
 
-    # -- timers --------------------------------------------------------------------------------------------------------
-
-    def _arm(self, due_ms: int) -> None:
-        """Set one alarm for the earliest timer. Apply decides which timers are due, by the time of the batch."""
-        if self._timer is not None:
-            if self._timer_ms <= due_ms:
-                return
-            self._timer.cancel()
-        self._timer_ms = due_ms
-        delay_s = max(due_ms - self.partition.now_ms(), 0) / 1000
-        self._timer = self._loop.call_later(min(delay_s, TIMER_S_MAX), self._ring)
-
-    def _ring(self) -> None:
-        self._timer = None
-        if self.ended or self._firing:
-            return
-        if self.partition.now_ms() < self._timer_ms:
-            self._arm(self._timer_ms)  # The event loop's clock differs from ours.
-            return
-        self._firing = True
-        self.partition.submit(FireTimers(TIMERS_PER_COMMAND), self._fired)
-
-    def _fired(self, answer: Result | ProposalError) -> None:
-        self._firing = False
-        if self.ended:
-            return
-        with self.partition.state.read() as txn:
-            due_ms = queries.next_due(txn)
-        if isinstance(answer, ProposalError):
-            due_ms = self.partition.now_ms() + int(RETRY_S * 1000)
-        if due_ms is not None:
-            self._arm(due_ms)
-
     # -- outboxes ------------------------------------------------------------------------------------------------------
 
     def flush(self, target: int) -> None:
@@ -368,112 +322,6 @@ class Leadership:
         return sum(outbox.failures > 0 for outbox in self._outboxes.values())
 
 
-class Outbox:
-    """Messages to one other partition: one batch in flight at a time, repeated until it is accepted.
-
-    Delivery is exactly once: the receiver accepts each number once and refuses gaps. Only accepted messages are
-    trimmed.
-    """
-
-    def __init__(self, partition: Partition, router: Router, objects: Objects, target: int) -> None:
-        self.failures = 0  # Consecutive.
-        self._partition = partition
-        self._router = router
-        self._objects = objects
-        self._target = target
-        self._taken = 0  # Newest message that the receiver is known to have.
-        self._more = False
-        self._task: asyncio.Task[None] | None = None
-
-    def flush(self) -> None:
-        """Deliver new messages."""
-        self._more = True
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
-
-    def end(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self) -> None:
-        try:
-            while self._more:
-                self._more = False
-                while await self._deliver_or_pause():
-                    pass
-        finally:
-            self._task = None
-
-    async def _deliver_or_pause(self) -> bool:
-        try:
-            return await self._deliver()
-        except Exception as error:  # After any error, the outbox must not wait for the next message.
-            logger.exception("partition %d: delivering to %d failed", self._partition.number, self._target)
-            await self._pause(str(error))
-            return True
-
-    async def _deliver(self) -> bool:
-        """Deliver the next batch. False when there is nothing left."""
-        await self._partition.messages.over()
-        with self._partition.state.read() as txn:
-            first, messages = queries.outbox(txn, self._target, self._taken, DELIVERY_MESSAGES)
-        if not messages:
-            return False
-        messages = _fit(messages)
-        with self._partition.state.read() as txn:
-            parcels = queries.parcels(txn, self._target, first, first + len(messages) - 1)
-        messages, large = _fit_parcels(first, messages, parcels)
-        last = first + len(messages) - 1
-        try:
-            for ref in large:
-                await self._router.stage(self._target, ref, partial(self._source, ref))
-            command = Deliver(self._partition.number, first, messages)
-            result = await self._router.submit_to(self._target, command)
-        except (ProposalError, StoreDown) as error:
-            await self._pause(str(error))
-            return True
-        except ValueLost as error:
-            # Messages are accepted in order, so the later ones wait too, until the object is restored.
-            self._objects.report(
-                error, f"partition {self._partition.number}: messages to partition {self._target} are waiting"
-            )
-            await self._pause(str(error))
-            return True
-        if result.code == Code.CONFLICT:
-            # The receiver lacks messages that we assumed it had: start again with all we have.
-            self._taken = 0
-            await self._pause(result.message)
-            return True
-        if result.code == Code.VALUE_MISSING:
-            await self._pause(result.message)  # Then stage it again.
-            return True
-        self.failures = 0
-        self._taken = last
-        await self._partition.messages.over()
-        self._partition.submit(TrimOutbox(self._target, last))
-        return True
-
-    async def _source(self, ref: Ref) -> Chunk:
-        """The message keeps the value here until the receiver has it."""
-        with self._partition.state.read() as txn:
-            name = queries.place(txn, ref.data)
-        if not name:
-            return partial(self._chunk, ref)
-        return pieces_of(await self._objects.get(self._partition.number, ref.data, name))
-
-    def _chunk(self, ref: Ref, index: int) -> bytes:
-        with self._partition.state.read() as txn:
-            return queries.chunk(txn, ref.data, index)
-
-    async def _pause(self, why: str) -> None:
-        level = logging.WARNING if self.failures == 5 else logging.DEBUG
-        logger.log(
-            level, "partition %d: partition %d accepts no messages: %s", self._partition.number, self._target, why
-        )
-        await asyncio.sleep(backoff(RETRY_S, self.failures, RETRY_S_MAX))
-        self.failures += 1
-
-
 def limits_of(kept: Meta | Config) -> SetLimits:
     """The limits in a partition's state, or those in a node's configuration."""
     return SetLimits(*(getattr(kept, name) for name in SetLimits._fields))
@@ -483,27 +331,3 @@ def _just_before(invocation: InvocationId) -> bytes:
     """The position just before this id; empty before the first."""
     number = int.from_bytes(invocation, "big")
     return (number - 1).to_bytes(len(invocation), "big") if number else b""
-
-
-def _fit(messages: list[bytes]) -> list[bytes]:
-    """As many messages as fit one command; at least one."""
-    size = 0
-    for offset, message in enumerate(messages):
-        size += len(message)
-        if size > DELIVERY_BYTES and offset:
-            return messages[:offset]
-    return messages
-
-
-def _fit_parcels(
-    first: int, messages: list[bytes], parcels: list[tuple[int, list[Ref]]]
-) -> tuple[list[bytes], list[Ref]]:
-    """As many messages as the bound on their large values permits, at least one; and those values."""
-    large: list[Ref] = []
-    size = 0
-    for sequence, found in parcels:
-        size += sum(map(refs.size_of, found))
-        if size > DELIVERY_BLOB_BYTES and sequence > first:
-            return messages[: sequence - first], large
-        large += found
-    return messages, large

@@ -20,7 +20,8 @@ from holdfast.cluster.backup import restoring
 from holdfast.cluster.clock import Clock
 from holdfast.cluster.groups import FIRST_PARTITION_GROUP
 from holdfast.cluster.handlers.invoker import Invoker
-from holdfast.cluster.leading.leadership import Leadership, Outbox
+from holdfast.cluster.leading.leadership import Leadership
+from holdfast.cluster.leading.outbox import Outbox
 from holdfast.cluster.members import controller
 from holdfast.cluster.members.joining import Joining
 from holdfast.cluster.members.operations import Operations
