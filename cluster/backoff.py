@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from random import Random
 
 DOUBLINGS_MAX: Final = 60  # Many more would overflow; far fewer reach any sensible maximum.
 

@@ -76,6 +76,9 @@ PURE_PREFIXES = (
 # `hash` and `id` differ between processes; the others touch the world.
 IMPURE_BUILTINS = {"hash", "id", "input", "open", "print", "breakpoint"}
 
+# Modules of cluster/ that are pure as well: policies, which are told the time. They may import each other.
+POLICIES = ("holdfast.cluster.backoff", "holdfast.cluster.handlers.queue")
+
 # Inside the log, only these touch disk, sockets, clocks or entropy. Whatever else is there, now or later, is handed
 # the time and the messages and returns what should happen: so the simulator runs the real code.
 LOG_OUTSIDE = {"store", "lmdb_file", "sockets", "handshake", "connection", "link", "writer", "environment", "node"}
@@ -271,14 +274,14 @@ def bare_rooms(module: Module) -> list[str]:
     ]
 
 
-def impurities(module: Module) -> list[str]:
+def impurities(module: Module, also: tuple[str, ...] = ()) -> list[str]:
     """The state machine is a function of its arguments: no clock, randomness, I/O, await."""
     found = [
         f"{module.name}:{found.line} imports {found.target}, which is not among PURE_IMPORTS"
         for found in imports(module)
         if not found.for_types_only
         and found.target.split(".")[0] not in PURE_IMPORTS
-        and not any(covers(prefix, found.target) for prefix in PURE_PREFIXES)
+        and not any(covers(prefix, found.target) for prefix in (*PURE_PREFIXES, *also))
     ]
     for node in ast.walk(module.tree):
         if isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith):
@@ -286,6 +289,11 @@ def impurities(module: Module) -> list[str]:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in IMPURE_BUILTINS:
             found.append(f"{module.name}:{node.lineno} uses {node.id}")
     return found
+
+
+def impure_policies(module: Module) -> list[str]:
+    """A policy of a node decides and never acts: it knows no socket, no event loop and no partition."""
+    return impurities(module, also=POLICIES) if module.name in POLICIES else []
 
 
 def io_in_the_log(module: Module) -> list[str]:

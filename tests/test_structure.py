@@ -16,6 +16,7 @@ from tests.structure import (
     LAYERS,
     LOG_OUTSIDE,
     MAY_IMPORT_BESIDE,
+    POLICIES,
     ROOMS,
     ROOT,
     Module,
@@ -26,6 +27,7 @@ from tests.structure import (
     forget_files,
     ids_of_bytes,
     imports,
+    impure_policies,
     impurities,
     io_in_the_log,
     lists_of_operations,
@@ -142,6 +144,30 @@ def test_the_protocol_that_the_state_machine_may_import_is_pure_too() -> None:
     protocol = [module for module in modules("sdk") if any(covers(name, module.name) for name in shared)]
 
     assert [sentence for module in protocol for sentence in impurities(module)] == []
+
+
+def test_policies_of_a_node_are_pure() -> None:
+    checked = modules("cluster")
+
+    assert broken(impure_policies, checked) == []
+    assert {*POLICIES} <= {module.name for module in checked}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import asyncio",
+        "import aiohttp",
+        "import time",
+        "from random import Random",
+        "from holdfast.cluster.partition.door import Partition",
+        "from holdfast.cluster.handlers.attempts import Ticket",
+        "async def f(): pass",
+    ],
+)
+def test_a_policy_that_touches_the_node_is_found(source: str) -> None:
+    assert len(impure_policies(parse(source, "holdfast.cluster.handlers.queue"))) == 1
+    assert impure_policies(parse(source, "holdfast.cluster.handlers.endpoint")) == []
 
 
 def test_the_log_touches_the_world_only_in_its_named_modules() -> None:

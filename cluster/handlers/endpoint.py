@@ -17,7 +17,7 @@ from holdfast.cluster.handlers.attempts import Attempt, Carrier, Owner, Ticket
 from holdfast.cluster.handlers.dispatch import Dispatcher
 from holdfast.cluster.handlers.health import Health
 from holdfast.cluster.handlers.protocols.interface import CannotConnect, HandlerProtocol
-from holdfast.cluster.handlers.queue import SUSPICION_S, Turns
+from holdfast.cluster.handlers.queue import SUSPICION_S, Queue
 from holdfast.sdk.ids import InvocationId
 from holdfast.statemachine.effects import StartAttempt
 
@@ -43,12 +43,9 @@ class Endpoint:
     def __init__(self, invoker: Dispatcher, deployment: str, protocol: HandlerProtocol) -> None:
         self.invoker = invoker
         self.deployment = deployment
-        self.waiting = Turns(asyncio.get_running_loop().time)
-        #: Owners with more attempts than fit the queue, and the smallest id that did not fit. The state has them all.
-        self._passed_over: dict[Owner, InvocationId] = {}
+        self.queue: Queue[Ticket, Owner] = Queue(asyncio.get_running_loop().time, invoker.limits.waiting)
         self._look: asyncio.TimerHandle | None = None
         self._pause: asyncio.TimerHandle | None = None  # For handlers that end their process.
-        self.running = 0
         self.carrier: Carrier | None = None
         self.carriers: dict[Carrier, None] = {}  # Including draining ones.
         self._connector = protocol.connector(self)
@@ -72,47 +69,39 @@ class Endpoint:
     # -- the queue ---------------------------------------------------------------------------------------------------
 
     def enqueue(self, ticket: Ticket) -> None:
-        if len(self.waiting) >= self.invoker.limits.waiting and ticket.id not in self.waiting:
+        queue = self.queue
+        if not queue.takes(ticket.id):
             self.pass_over(ticket.owner, ticket.id)
-            return
-        if self.waiting.is_next(ticket) and self._has_room() and self._start(ticket):
-            return
-        self.waiting.add(ticket if ticket.first is None else ticket._replace(first=None))
-        self._reach_out()
-
-    @property
-    def places(self) -> int:
-        """How many more attempts may wait here."""
-        return self.invoker.limits.waiting - len(self.waiting)
+        elif queue.is_next(ticket) and self._has_room():
+            self._start(ticket)
+        else:
+            queue.add(ticket if ticket.first is None else ticket._replace(first=None))
+            self._reach_out()
 
     def pass_over(self, owner: Owner, invocation: InvocationId) -> None:
-        """Skip an attempt for now. It is not lost: a scan finds it in the state when there are places again."""
-        self._passed_over[owner] = min(invocation, self._passed_over.get(owner, invocation))
-        if self.places > 0 and self._look is None:
-            # All places are reserved. If those attempts never arrive, nothing else would trigger a scan.
+        """Skip an attempt for now. It is not lost: a search finds it in the state when there are places again."""
+        self.queue.pass_over(owner, invocation)
+        if self.queue.places > 0 and self._look is None:
+            # All places are reserved. If those attempts never arrive, nothing else would trigger a search.
             self._look = self._loop.call_later(LOOK_S, self._look_again)
 
     def _look_again(self) -> None:
         self._look = None
         self.pump()
-        if self._passed_over and self.places > 0:
+        if self.queue.has_passed_over and self.queue.places > 0:
             self._look = self._loop.call_later(LOOK_S, self._look_again)
 
     def _resume(self, *, anywhere: bool = False) -> None:
-        """Scan for skipped attempts."""
-        owners, self._passed_over = self._passed_over, {}
-        for owner, first in owners.items():
+        """Have the owners of skipped attempts look for them."""
+        for owner, first in self.queue.take_passed_over():
             owner.scan(first, None if anywhere else self.deployment)
 
     def queued(self, invocation: InvocationId, epoch: int) -> bool:
-        ticket = self.waiting.get(invocation)
+        ticket = self.queue.get(invocation)
         return ticket is not None and ticket.epoch >= epoch and not ticket.owner.ended
 
     def forget(self, owner: Owner) -> None:
-        """Drop the waiting attempts of a leadership that has ended."""
-        self._passed_over.pop(owner, None)
-        for invocation in [ticket.id for ticket in self.waiting if ticket.owner is owner]:
-            self.waiting.remove(invocation)
+        self.queue.forget(owner)
 
     @property
     def may_try(self) -> bool:
@@ -120,13 +109,13 @@ class Endpoint:
 
     @property
     def has_waiting(self) -> bool:
-        return bool(self.waiting)
+        return bool(self.queue)
 
     def _has_room(self) -> bool:
         carrier = self.carrier
         return (
             carrier is not None
-            and self.running < carrier.attempts_max
+            and self.queue.has_room(carrier.attempts_max)
             and not self.invoker.stopping
             and carrier.can_start
         )
@@ -137,41 +126,39 @@ class Endpoint:
             return
         self._pumping = True
         try:
-            while self._has_room() and (ticket := self.waiting.take()) is not None:
+            while self._has_room() and (ticket := self.queue.take()) is not None:
                 self._start(ticket)
         finally:
             self._pumping = False
-        if self._passed_over and len(self.waiting) <= self.invoker.limits.waiting // 2:
+        if self.queue.may_look_again:
             self._resume()
-        if self.waiting:
+        if self.queue:
             self._reach_out()
             self._await_pause()
 
     def _await_pause(self) -> None:
-        if self._pause is None and (delay := self.waiting.due_in()) is not None:
+        if self._pause is None and (delay := self.queue.due_in()) is not None:
             self._pause = self._loop.call_later(max(delay, LOOK_S), self._pause_is_over)
 
     def _pause_is_over(self) -> None:
         self._pause = None
         self.pump()
 
-    def _start(self, ticket: Ticket) -> bool:
-        """Returns True if the attempt was started, or is no longer needed."""
+    def _start(self, ticket: Ticket) -> None:
+        """Start an attempt that has its turn, unless it is no longer needed."""
         carrier = self.carrier
         assert carrier is not None, "there is room"
         try:
-            beside = self.waiting.beside(ticket)
+            beside = self.queue.beside(ticket)
             built = self.invoker.build(ticket, carrier, self.deployment, beside=beside)
         except Exception:
             logger.exception("deployment %s: starting an attempt failed; retrying", self.deployment)
             self._loop.call_later(REBUILD_S, ticket.owner.redispatch, ticket.id, ticket.epoch)
-            return True
+            return
         if built is not None:
             attempt, opening = built
-            self.running += 1
-            self.waiting.began(attempt.id, ticket.handler, beside)
+            self.queue.began(attempt.id, ticket.handler, beside)
             carrier.begin(attempt, opening)
-        return True
 
     def began(self, attempt: Attempt) -> None:
         """Its handler may run from here on."""
@@ -186,15 +173,14 @@ class Endpoint:
         """The attempt ran for a while without ending the process, so others need not wait for it any longer."""
         if not attempt.over:
             attempt.trusted = True
-            self.waiting.ended(attempt.id)
-            if self.waiting:
+            self.queue.trust(attempt.id)
+            if self.queue:
                 self.pump()
 
     def let_go(self, attempt: Attempt) -> None:
         """One of our attempts is over."""
-        self.running -= 1
-        self.waiting.ended(attempt.id)
-        if (self.waiting or self._passed_over) and not self._pumping:
+        self.queue.ended(attempt.id)
+        if (self.queue or self.queue.has_passed_over) and not self._pumping:
             self._loop.call_soon(self.pump)
         self._maybe_retire()
 
@@ -219,7 +205,7 @@ class Endpoint:
 
     async def _connect(self) -> None:
         try:
-            while self.waiting and self.carrier is None and not self._closed:
+            while self.queue and self.carrier is None and not self._closed:
                 deployment = self.invoker.registry.deployment(self.deployment)
                 if deployment is None:
                     self._give_back()
@@ -241,8 +227,8 @@ class Endpoint:
 
     def _give_back(self) -> None:
         """The deployment is gone: reconsider every waiting attempt."""
-        tickets = list(self.waiting)
-        self.waiting.clear()
+        tickets = list(self.queue)
+        self.queue.clear()
         for ticket in tickets:
             if not ticket.owner.ended:
                 ticket.owner.redispatch(ticket.id, ticket.epoch)
@@ -252,27 +238,27 @@ class Endpoint:
     def _maybe_retire(self) -> None:
         """Retire once the deployment is gone and nothing is left here."""
         gone = self.invoker.registry.deployment(self.deployment) is None
-        if gone and not (self.running or self.waiting or self._passed_over):
+        if gone and self.queue.is_idle:
             self.invoker.retire(self.deployment, self)
 
     def deployments_changed(self) -> None:
         """Our deployment may be gone, or a newer one may offer the handlers that wait for an unreachable one here."""
         if self.invoker.registry.deployment(self.deployment) is None:
             self._give_back()
-        elif self.failures and self.waiting:
-            self._reconsider([ticket.id for ticket in self.waiting])
+        elif self.failures and self.queue:
+            self._reconsider([ticket.id for ticket in self.queue])
             self._resume(anywhere=True)
 
     def _reconsider(self, ids: list[InvocationId]) -> None:
         """Attempts that have not begun go where new ones go now."""
         for ident in ids[:RECONSIDERED]:
-            ticket = self.waiting.get(ident)
+            ticket = self.queue.get(ident)
             if (
                 ticket is not None
                 and not ticket.owner.ended
                 and self.invoker.belongs_elsewhere(ticket, self.deployment)
             ):
-                self.waiting.remove(ident)
+                self.queue.remove(ident)
                 self.invoker.start(ticket.owner, StartAttempt(ident, ticket.epoch))
         if len(ids) > RECONSIDERED:
             self._loop.call_soon(self._reconsider, ids[RECONSIDERED:])
@@ -312,7 +298,7 @@ class Endpoint:
         is_down = self.failures > 0 and not (self.carrier is not None and self.carrier.connected)
         stall = next(filter(None, (carrier.stall for carrier in self.carriers)), None)
         next_try_ms = 0
-        if is_down and self.waiting:
+        if is_down and self.queue:
             pause_s = max(self._not_before - self._loop.time(), 0.0)
             next_try_ms = self.invoker.clock.now_ms() + round(pause_s * 1000)
         return Health(
@@ -323,11 +309,11 @@ class Endpoint:
             failures=self.failures,
             last_error=self.last_error,
             next_try_ms=next_try_ms,
-            in_flight=self.running,
-            waiting=len(self.waiting),
+            in_flight=self.queue.running,
+            waiting=len(self.queue),
             blocked=self.blocked,
             last_block=self.last_block,
-            restraint=self.waiting.restraint,
+            restraint=self.queue.restraint,
             stalled_since_ms=stall.since_ms if stall is not None else 0,
             stall=stall.why if stall is not None else "",
             wait=self._why_waits(invocation) if invocation is not None else "",
@@ -335,11 +321,11 @@ class Endpoint:
 
     def _why_waits(self, invocation: InvocationId) -> str:
         """Why an attempt has not begun although the endpoint is up; empty if it has, or is not here."""
-        if held_back := self.waiting.why_waits(invocation):
+        if held_back := self.queue.why_waits(invocation):
             return held_back
         carrier = self.carrier
-        if invocation in self.waiting and carrier is not None and self.running >= carrier.attempts_max:
-            return f"{self.running} attempts run at the endpoint, as many as it may have (attempts_max)"
+        if invocation in self.queue and carrier is not None and self.queue.running >= carrier.attempts_max:
+            return f"{self.queue.running} attempts run at the endpoint, as many as it may have (attempts_max)"
         attempt = next(
             (each.attempts[invocation] for each in self.carriers if each.connected and invocation in each.attempts),
             None,
@@ -361,7 +347,7 @@ class Endpoint:
         if self.carrier is carrier:
             self.carrier = None
             self._not_before = max(self._not_before, self._loop.time() + self.invoker.timing.backoff_s)
-        if self.waiting:
+        if self.queue:
             self._reach_out()
 
     def gone(self, carrier: Carrier) -> None:
@@ -377,25 +363,24 @@ class Endpoint:
             self.back_off(why, self._penalty_s() if blame is not None else 0.0)
         attempts = list(carrier.attempts.values())
         carrier.attempts.clear()
-        self.running -= len(attempts)
         if attempts and not carrier.drains and not crashed and blame is None:
             crashed = self._closes_too_often()
         crashed = crashed and not carrier.drains
         culprit = self._find_culprit(attempts) if crashed and blame is None else None
         for attempt in attempts:
-            self.waiting.ended(attempt.id)
+            self.queue.ended(attempt.id)
         if attempts and not self.invoker.stopping:
             logger.info("deployment %s: %d attempts lost their stream: %s", self.deployment, len(attempts), why)
         self.invoker.break_off(attempts, why, blame=blame, blamed=blamed, crashed=crashed, culprit=culprit)
-        if self.waiting:
+        if self.queue:
             self._reach_out()
         self._maybe_retire()
 
     def _find_culprit(self, attempts: list[Attempt]) -> InvocationId | None:
         """The attempt that ended the process, if that is certain."""
-        before = self.waiting.convicted
-        culprit = self.waiting.crashed({each.id for each in attempts if each.begun})
-        for handler in self.waiting.convicted.keys() - before.keys():
+        before = self.queue.convicted
+        culprit = self.queue.crashed({each.id for each in attempts if each.begun})
+        for handler in self.queue.convicted.keys() - before.keys():
             logger.warning(
                 "deployment %s: the handler %s ended its process whenever it ran alone. Its attempts run one at a time, "
                 "alone and after pauses, until it has not done so for ten minutes",

@@ -33,8 +33,8 @@ def of_handlers(invoker: Invoker) -> Iterator[Metric]:
     )
     for name, endpoint in invoker.endpoints.items():
         blocked.add_metric([name], endpoint.blocked_ms / 1000)
-        running.add_metric([name], endpoint.running)
-        waiting.add_metric([name], len(endpoint.waiting))
+        running.add_metric([name], endpoint.queue.running)
+        waiting.add_metric([name], len(endpoint.queue))
         failures.add_metric([name], endpoint.failures)
     yield from (running, waiting, failures, blocked)
     yield CounterMetricFamily("holdfast_invoker_frames_in", "Frames received from endpoints.", invoker.frames_in)

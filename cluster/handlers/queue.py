@@ -1,4 +1,8 @@
-"""The order of attempts at an endpoint: which ones wait, and which may run at the same time.
+"""The queue of a deployment on one node: which attempts wait, how many may, and which may run at the same time.
+
+A pure module: it is told the time, and knows no socket, no event loop and no partition. The queue is bounded. An attempt that
+does not fit is passed over: the queue remembers the smallest such id for each leadership, and the leadership looks in its
+state from there on when there is room again (`Search`).
 
 When a handler process ends unexpectedly, any attempt that ran in it may be the cause. A crash with one attempt in it is
 evidence; a crash with many is not. So attempts are *watched*: only a limited number of them run at a time, fewer after
@@ -15,12 +19,11 @@ attempts wait for a watched one for at most `SUSPICION_S`: its step may take hou
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from holdfast.cluster.backoff import backoff
-from holdfast.cluster.handlers.attempts import Ticket
-from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.ids import NO_INVOCATION, InvocationId
 from holdfast.statemachine.attempts import SUSPECT_LOSSES
 
 #: How many watched attempts may run at a time, by how often the invocation lost its process, and by how often the
@@ -42,7 +45,30 @@ PAUSE_S_MAX: Final = 60.0
 #: and is forgiven after this long without one.
 FORGIVEN_S: Final = 600.0
 
-Handler = tuple[str, str]
+#: A service, and the name of a handler there.
+Handler: TypeAlias = tuple[str, str]
+
+
+class Waiting(Protocol):
+    """What the queue must know about an attempt that waits."""
+
+    @property
+    def owner(self) -> object:
+        """The leadership that it belongs to."""
+
+    @property
+    def id(self) -> InvocationId: ...
+
+    @property
+    def handler(self) -> Handler: ...
+
+    @property
+    def losses(self) -> int:
+        """How many processes its invocation lost in a row."""
+
+
+_Ticket = TypeVar("_Ticket", bound=Waiting)
+_Owner = TypeVar("_Owner")
 
 
 def suspects_max(losses: int) -> int:
@@ -76,38 +102,42 @@ class _Running:
         self.began_at = now
 
 
-class Turns:
-    """The queues of one endpoint on one node."""
+class Queue(Generic[_Ticket, _Owner]):
+    """Of one endpoint on one node. At most `waiting_max` attempts wait; every other one is passed over."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], waiting_max: int) -> None:
         self._clock = clock
-        self._plain: OrderedDict[InvocationId, Ticket] = OrderedDict()
-        self._suspects: OrderedDict[InvocationId, Ticket] = OrderedDict()
-        self._convicts: dict[Handler, OrderedDict[InvocationId, Ticket]] = {}
-        self._running: dict[InvocationId, _Running] = {}  # Only watched attempts.
+        self._waiting_max = waiting_max
+        self.running = 0  # Attempts that were started and are not over.
+        self._plain: OrderedDict[InvocationId, _Ticket] = OrderedDict()
+        self._suspects: OrderedDict[InvocationId, _Ticket] = OrderedDict()
+        self._convicts: dict[Handler, OrderedDict[InvocationId, _Ticket]] = {}
+        self._watched: dict[InvocationId, _Running] = {}  # Those of the running attempts that are watched.
         self._crashes: deque[float] = deque(maxlen=max(_BY_CRASHES) + 1)  # Without a known culprit.
         self._records: dict[Handler, _Record] = {}
+        #: Owners with more attempts than fit the queue, and the smallest id that did not fit. The state has them all.
+        self._passed_over: dict[_Owner, InvocationId] = {}
 
     # -- the queues
 
     def __len__(self) -> int:
-        return len(self._plain) + len(self._suspects) + len(self._convicts)
+        return len(self._plain) + len(self._suspects) + sum(map(len, self._convicts.values()))
 
     def __contains__(self, invocation: InvocationId) -> bool:
         return any(invocation in queue for queue in self._queues)
 
-    def __iter__(self) -> Iterator[Ticket]:
+    def __iter__(self) -> Iterator[_Ticket]:
         for queue in self._queues:
             yield from queue.values()
 
     @property
-    def _queues(self) -> tuple[OrderedDict[InvocationId, Ticket], ...]:
+    def _queues(self) -> tuple[OrderedDict[InvocationId, _Ticket], ...]:
         return *self._convicts.values(), self._suspects, self._plain
 
-    def get(self, invocation: InvocationId) -> Ticket | None:
+    def get(self, invocation: InvocationId) -> _Ticket | None:
         return next((queue[invocation] for queue in self._queues if invocation in queue), None)
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, ticket: _Ticket) -> None:
         """Append a ticket to its queue. A newer ticket of the same invocation replaces the older one in place."""
         wanted = self._queue_of(ticket)
         for queue in self._queues:
@@ -115,7 +145,7 @@ class Turns:
                 queue.pop(ticket.id, None)
         wanted[ticket.id] = ticket
 
-    def _queue_of(self, ticket: Ticket) -> OrderedDict[InvocationId, Ticket]:
+    def _queue_of(self, ticket: _Ticket) -> OrderedDict[InvocationId, _Ticket]:
         if self._records and self._is_convicted(ticket.handler):
             return self._convicts.setdefault(ticket.handler, OrderedDict())
         return self._suspects if suspects_max(ticket.losses) else self._plain
@@ -128,23 +158,67 @@ class Turns:
         for queue in self._queues:
             queue.clear()
 
+    # -- bounds
+
+    def has_room(self, attempts_max: int) -> bool:
+        """Whether one more attempt may run at an endpoint that takes so many at a time."""
+        return self.running < attempts_max
+
+    @property
+    def places(self) -> int:
+        """How many more attempts may wait."""
+        return self._waiting_max - len(self)
+
+    def takes(self, invocation: InvocationId) -> bool:
+        """Whether the attempt may wait here. A newer one takes the place of an older one of its invocation."""
+        return self.places > 0 or invocation in self
+
+    def pass_over(self, owner: _Owner, invocation: InvocationId) -> None:
+        """Remember where its owner must look when there are places again."""
+        self._passed_over[owner] = min(invocation, self._passed_over.get(owner, invocation))
+
+    @property
+    def may_look_again(self) -> bool:
+        """Whether attempts were passed over for which there are places by now, enough of them to be worth a search."""
+        return bool(self._passed_over) and len(self) <= self._waiting_max // 2
+
+    @property
+    def has_passed_over(self) -> bool:
+        return bool(self._passed_over)
+
+    def take_passed_over(self) -> Iterable[tuple[_Owner, InvocationId]]:
+        """The owners that must look again, and from which id on."""
+        owners, self._passed_over = self._passed_over, {}
+        return owners.items()
+
+    def forget(self, owner: _Owner) -> None:
+        """Drop everything of a leadership that has ended."""
+        self._passed_over.pop(owner, None)
+        for invocation in [ticket.id for ticket in self if ticket.owner is owner]:
+            self.remove(invocation)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs, waits or was passed over."""
+        return not (self.running or self or self._passed_over)
+
     # -- turns
 
-    def beside(self, ticket: Ticket) -> int:
+    def beside(self, ticket: _Ticket) -> int:
         """How many watched attempts may run at a time while this one does; 0 if it is not watched."""
         if self._records and self._is_convicted(ticket.handler):
             return ALONE
         limits = suspects_max(ticket.losses), self._caution()
         return min(filter(None, limits), default=0)
 
-    def is_next(self, ticket: Ticket) -> bool:
+    def is_next(self, ticket: _Ticket) -> bool:
         """Whether a newly arrived attempt may start at once."""
         if self._records and self._is_convicted(ticket.handler):
             return False
         return not self._queue_of(ticket) and self._may_run(self.beside(ticket))
 
     def _may_run(self, beside: int) -> bool:
-        running = self._running
+        running = self._watched
         if not running:
             return True
         limit = min(each.beside for each in running.values())
@@ -152,14 +226,14 @@ class Turns:
             return False
         return not beside or len(running) < min(beside, limit)
 
-    def take(self) -> Ticket | None:
+    def take(self) -> _Ticket | None:
         """The next attempt to start, or None.
 
         First comes a convict whose pause is over, if it can run alone; then the suspect with the fewest losses, if it
         may run; then the attempt that has waited longest."""
         watch_no_more = False  # A convict waits for the watched attempts to end.
         if self._convicts and (convict := self._due_convict()) is not None:
-            if not self._running:
+            if not self._watched:
                 return self._convicts[convict].popitem(last=False)[1]
             watch_no_more = True
         if self._suspects and not watch_no_more:
@@ -190,12 +264,18 @@ class Turns:
         return max(min(record.not_before if record is not None else 0.0 for record in waiting) - self._clock(), 0.0)
 
     def began(self, invocation: InvocationId, handler: Handler, beside: int) -> None:
+        self.running += 1
         if beside:
-            self._running[invocation] = _Running(handler, beside, self._clock())
+            self._watched[invocation] = _Running(handler, beside, self._clock())
 
     def ended(self, invocation: InvocationId) -> None:
+        """The attempt is over."""
+        self.running -= 1
+        self.trust(invocation)
+
+    def trust(self, invocation: InvocationId) -> None:
         """The attempt is over, or has run for so long that others stop waiting for it."""
-        running = self._running.pop(invocation, None)
+        running = self._watched.pop(invocation, None)
         if running is not None and (record := self._records.get(running.handler)) is not None and record.convicted:
             # Others had to wait for it, so they get as much time as it used.
             now = self._clock()
@@ -207,13 +287,13 @@ class Turns:
         """The process ended unexpectedly while these attempts ran. Returns the attempt that ended it, if known."""
         now = self._clock()
         culprit = next(
-            (each for each, running in self._running.items() if running.beside == ALONE and each in begun), None
+            (each for each, running in self._watched.items() if running.beside == ALONE and each in begun), None
         )
         if culprit is None:
             if begun:
                 self._crashes.append(now)
             return None
-        handler = self._running[culprit].handler
+        handler = self._watched[culprit].handler
         self._is_convicted(handler)  # Drops a record that is too old to count.
         record = self._records.setdefault(handler, _Record())
         record.crashes += 1
@@ -300,7 +380,50 @@ class Turns:
         return {"/".join(each): record.crashes for each, record in self._records.items() if record.convicted}
 
 
-def _place(queue: OrderedDict[InvocationId, Ticket], invocation: InvocationId) -> int:
+class Search:
+    """What a leadership looks for in its state: the attempts that queues passed over, and those that were lost.
+
+    Requests merge while a search runs, and the next search answers all of them. An endpoint gets at most as many attempts as
+    there are places in its queue, counted once per search: what it was offered before may still be on its way through the log.
+    """
+
+    def __init__(self) -> None:
+        self._wanted: dict[str | None, InvocationId] = {}  # Deployment (None: all) -> the first id.
+        self._deployments: set[str] | None = None  # Those that the current search is for; None: all.
+        self._places: dict[str, int] = {}  # Free places at endpoints in the current search.
+
+    def want(self, first: InvocationId, deployment: str | None) -> None:
+        self._wanted[deployment] = min(first, self._wanted.get(deployment, first))
+
+    @property
+    def is_wanted(self) -> bool:
+        return bool(self._wanted)
+
+    def begin(self) -> InvocationId:
+        """Begin a search for everything wanted so far. Returns the id to begin with."""
+        wanted, self._wanted, self._places = self._wanted, {}, {}
+        self._deployments = None if None in wanted else {deployment for deployment in wanted if deployment}
+        return min(wanted.values(), default=NO_INVOCATION)
+
+    def covers(self, deployment: str | None) -> bool:
+        """Whether the search is for attempts at this deployment (None: at none that is known)."""
+        return self._deployments is None or deployment in self._deployments
+
+    def take_place(self, deployment: str, queue: Queue[Any, Any]) -> bool:
+        """Take one of the places that the queue of this deployment had when the search met it first."""
+        left = self._places.get(deployment)
+        if left is None:
+            left = queue.places
+        self._places[deployment] = left - 1
+        return left > 0
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether no queue that the search is for has a place left."""
+        return self._deployments is not None and all(self._places.get(each, 1) <= 0 for each in self._deployments)
+
+
+def _place(queue: OrderedDict[InvocationId, _Ticket], invocation: InvocationId) -> int:
     """How many are ahead of it."""
     return next(place for place, each in enumerate(queue) if each == invocation)
 

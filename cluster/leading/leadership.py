@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.cluster.handlers.queue import Search
 from holdfast.cluster.leading.outbox import Outbox
 from holdfast.cluster.leading.timers import Alarm
 from holdfast.cluster.partition.door import Partition
@@ -90,9 +91,7 @@ class Leadership:
         self._redispatching = 0  # and how many of them are in flight.
         self._redispatch_timer: asyncio.TimerHandle | None = None
         self._scanning = False
-        self._scans: dict[str | None, InvocationId] = {}  # Pending scans: deployment (None: all) -> first id.
-        self._scanned: set[str] | None = None  # The deployments that the current scan looks for; None: all.
-        self._places: dict[str, int] = {}  # Free places at endpoints for the current scan.
+        self._search = Search()
         self._alarm = Alarm(partition)
         self._outboxes: dict[int, Outbox] = {}
         self._objects = objects
@@ -260,15 +259,13 @@ class Leadership:
         An attempt for an endpoint whose queue is full is skipped and does not delay the others. The endpoint remembers
         the smallest skipped id, and requests a scan from there when it has room.
         """
-        self._scans[only] = min(first, self._scans.get(only, first))
+        self._search.want(first, only)
         if not self._scanning and not self.ended:
             self._begin_scan()
 
     def _begin_scan(self) -> None:
-        scans, self._scans, self._places = self._scans, {}, {}
         self._scanning = True
-        self._scanned = None if None in scans else {only for only in scans if only}
-        self._scan_slice(_just_before(min(scans.values())))
+        self._scan_slice(_just_before(self._search.begin()))
 
     def _scan_slice(self, after: bytes) -> None:
         self.partition.react()  # An attempt that was just applied may be about to start; it is not lost.
@@ -280,17 +277,16 @@ class Leadership:
         with self.partition.state.read() as txn:
             effects, following = queries.pending_effects(txn, after, SLICE)
         self.carry_out(effects)
-        in_vain = self._scanned is not None and all(self._places.get(each, 1) <= 0 for each in self._scanned)
-        if following is not None and not in_vain:
+        if following is not None and not self._search.is_in_vain:
             self._loop.call_soon(self._scan_slice, following)
             return
         self._scanning = False
-        if self._scans:
+        if self._search.is_wanted:
             self._begin_scan()
 
     def _recover(self, effect: RecoverAttempt) -> None:
         target = self._invoker.find(effect.service, effect.handler, effect.deployment)
-        if self._scanned is not None and (target is None or target.deployment not in self._scanned):
+        if not self._search.covers(None if target is None else target.deployment):
             return
         if self._invoker.knows(effect.id, effect.epoch):
             return
@@ -298,15 +294,11 @@ class Leadership:
             self.redispatch(effect.id, effect.epoch)
 
     def _has_place(self, deployment: str, invocation: InvocationId) -> bool:
-        """Whether the endpoint can take one more. Earlier offers may still be on their way through the log."""
         endpoint = self._invoker.endpoint(deployment)
-        places = self._places.get(deployment)
-        if places is None:
-            places = endpoint.places
-        if places <= 0:
-            endpoint.pass_over(self, invocation)
-        self._places[deployment] = places - 1
-        return places > 0
+        if self._search.take_place(deployment, endpoint.queue):
+            return True
+        endpoint.pass_over(self, invocation)
+        return False
 
     # -- outboxes ------------------------------------------------------------------------------------------------------
 

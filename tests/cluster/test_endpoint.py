@@ -156,7 +156,7 @@ def test_an_attempt_that_is_held_back_as_a_suspect_says_so(tmp_path: Path) -> No
             for _ in range(3):
                 await it.send("greeter/bad")
             (station,) = it.node.invoker.endpoints.values()
-            await eventually(lambda: station.waiting.convicted, "the handler is convicted")
+            await eventually(lambda: station.queue.convicted, "the handler is convicted")
             calm = True
             idents = [await it.send("greeter/bad") for _ in range(4)]
 

@@ -83,7 +83,7 @@ def test_no_more_attempts_run_at_a_time_than_a_deployment_may_have(tmp_path: Pat
 
             assert 1 <= most <= 4
             endpoint = next(iter(it.node.invoker.endpoints.values()))
-            assert endpoint.running == 0 and not endpoint.waiting
+            assert endpoint.queue.is_idle
 
     asyncio.run(run())
 

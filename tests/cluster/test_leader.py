@@ -184,10 +184,10 @@ def test_a_leadership_that_ends_frees_everything(tmp_path: Path) -> None:
             await endpoint.stop()
             idents = [await it.send("greeter/echo", b"%d" % number) for number in range(10)]
             (queue,) = it.node.invoker.endpoints.values()
-            assert len(queue.waiting) == 10
+            assert len(queue.queue) == 10
             (partition,) = it.node.partitions
             it.node.serving.leaderships.resign(partition)
-            assert not queue.waiting and not it.node.invoker.attempts
+            assert not queue.queue and not it.node.invoker.attempts
 
             it.node.serving.leaderships.lead_or_not(partition)
             await endpoint.start()

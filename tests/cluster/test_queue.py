@@ -1,11 +1,11 @@
-"""Which attempts may run concurrently at an endpoint, and how the culprit of a process's end is found."""
+"""The queue of a deployment: its bound, which attempts may run at a time, and how the culprit of a process's end is found."""
 
 from typing import cast
 
 import pytest
 
 from holdfast.cluster.handlers.attempts import Owner, Ticket
-from holdfast.cluster.handlers.queue import FORGIVEN_S, PAUSE_S_MAX, Turns, suspects_max
+from holdfast.cluster.handlers.queue import FORGIVEN_S, PAUSE_S_MAX, Queue, Search, suspects_max
 from holdfast.sdk.ids import InvocationId
 
 NOBODY = cast(Owner, None)
@@ -16,34 +16,34 @@ def ticket(name: str, losses: int = 0, handler: str = "work") -> Ticket:
 
 
 class Process:
-    """Turns with their process: it runs the attempts that it gets."""
+    """A queue with its process, which runs the attempts that it gets."""
 
-    def __init__(self) -> None:
+    def __init__(self, waiting_max: int = 1000) -> None:
         self.now = 1000.0
-        self.turns = Turns(lambda: self.now)
+        self.queue: Queue[Ticket, Owner] = Queue(lambda: self.now, waiting_max)
         self.running: dict[InvocationId, int] = {}
 
     def add(self, *tickets: Ticket) -> None:
         for each in tickets:
-            self.turns.add(each)
+            self.queue.add(each)
 
     def start_all(self) -> list[str]:
         started = []
-        while (each := self.turns.take()) is not None:
-            beside = self.running[each.id] = self.turns.beside(each)
-            self.turns.began(each.id, each.handler, beside)
+        while (each := self.queue.take()) is not None:
+            beside = self.running[each.id] = self.queue.beside(each)
+            self.queue.began(each.id, each.handler, beside)
             started.append(each.id.decode())
         return started
 
     def ended(self, name: str) -> None:
         del self.running[InvocationId(name.encode())]
-        self.turns.ended(InvocationId(name.encode()))
+        self.queue.ended(InvocationId(name.encode()))
 
     def crash(self) -> str | None:
         """The process ends silently. Returns the culprit, if found."""
-        culprit = self.turns.crashed(self.running)
+        culprit = self.queue.crashed(self.running)
         for each in self.running:
-            self.turns.ended(each)
+            self.queue.ended(each)
         self.running.clear()
         return culprit.decode() if culprit is not None else None
 
@@ -93,22 +93,22 @@ def test_suspects_that_were_hit_together_do_not_run_one_by_one(it: Process) -> N
 def test_a_newer_ticket_takes_the_place_of_the_older_one(it: Process) -> None:
     it.add(ticket("a", 1), ticket("a", 2)._replace(epoch=2))
 
-    turns = it.turns
-    assert [each.epoch for each in turns] == [2] and len(turns) == 1
-    turns.remove(InvocationId(b"a"))
-    assert not turns and turns.get(InvocationId(b"a")) is None
+    queue = it.queue
+    assert [each.epoch for each in queue] == [2] and len(queue) == 1
+    queue.remove(InvocationId(b"a"))
+    assert not queue and queue.get(InvocationId(b"a")) is None
 
 
 def test_no_attempt_waits_for_a_suspect_that_is_held(it: Process) -> None:
     it.add(*(ticket(f"s{number}", 3) for number in range(9)))
     assert len(it.start_all()) == 8
 
-    turns = it.turns
+    queue = it.queue
     assert (
-        turns.is_next(ticket("new")) and not turns.is_next(ticket("hit", 2)) and not turns.is_next(ticket("often", 4))
+        queue.is_next(ticket("new")) and not queue.is_next(ticket("hit", 2)) and not queue.is_next(ticket("often", 4))
     )
     it.add(ticket("plain"))
-    assert not turns.is_next(ticket("new"))
+    assert not queue.is_next(ticket("new"))
 
 
 def test_a_process_that_ends_often_runs_fewer_attempts_until_a_crash_identifies_the_culprit(it: Process) -> None:
@@ -117,7 +117,7 @@ def test_a_process_that_ends_often_runs_fewer_attempts_until_a_crash_identifies_
         it.add(*(ticket(f"{crash}-{number}", handler="bad" if number == 0 else "good") for number in range(100)))
         began.append(len(it.start_all()))
         assert it.crash() == ("5-0" if crash == 5 else None)
-        it.turns.clear()
+        it.queue.clear()
     assert began == [100, 100, 100, 64, 8, 1]
 
 
@@ -138,14 +138,14 @@ def _convict(it: Process) -> None:
 
 def test_a_handler_that_ends_its_process_when_it_runs_alone_runs_alone_from_then_on(it: Process) -> None:
     it.add(ticket("waits", handler="bad"))  # It arrived before the conviction.
-    _ = it.turns.take()
+    _ = it.queue.take()
     _convict(it)
     it.add(ticket("waits", handler="bad"), ticket("good"))
 
-    assert it.turns.convicted == {"Service/bad": 2}
-    assert not it.turns.is_next(ticket("bad", handler="bad")) and it.turns.is_next(ticket("another", 2))
+    assert it.queue.convicted == {"Service/bad": 2}
+    assert not it.queue.is_next(ticket("bad", handler="bad")) and it.queue.is_next(ticket("another", 2))
     assert it.start_all() == ["good"], "the handler pauses"
-    it.now += it.turns.due_in() or 0
+    it.now += it.queue.due_in() or 0
     assert it.start_all() == ["waits"], "those that are not watched need not end first: the endpoint sees to that"
     it.add(ticket("later"))
     assert it.start_all() == []
@@ -160,7 +160,7 @@ def test_the_pauses_of_a_convicted_handler_grow_and_its_crashes_slow_no_other_ha
         it.add(ticket(f"bad{number}", handler="bad"), ticket(f"good{number}"))
         assert it.start_all() == [f"good{number}"]
         it.ended(f"good{number}")
-        pause = it.turns.due_in()
+        pause = it.queue.due_in()
         assert pause is not None
         pauses.append(round(pause))
         it.now += pause
@@ -178,7 +178,7 @@ def test_others_get_as_much_time_as_the_attempt_of_a_convicted_handler_took(it: 
     it.now += 20
     it.ended("one")
 
-    assert it.start_all() == [] and it.turns.due_in() == 20
+    assert it.start_all() == [] and it.queue.due_in() == 20
 
 
 def test_a_handler_is_forgiven_when_it_behaved_for_a_while(it: Process) -> None:
@@ -186,7 +186,7 @@ def test_a_handler_is_forgiven_when_it_behaved_for_a_while(it: Process) -> None:
     it.add(ticket("a", handler="bad"), ticket("b", handler="bad"))
     it.now += FORGIVEN_S + 1
 
-    assert it.start_all() == ["a", "b"] and it.turns.convicted == {} and it.turns.due_in() is None
+    assert it.start_all() == ["a", "b"] and it.queue.convicted == {} and it.queue.due_in() is None
 
 
 def test_a_single_crash_convicts_no_handler(it: Process) -> None:
@@ -197,7 +197,7 @@ def test_a_single_crash_convicts_no_handler(it: Process) -> None:
     it.add(ticket("b", 4, "bad"))
     assert it.start_all() == ["b"] and it.crash() == "b"
 
-    assert it.turns.convicted == {}
+    assert it.queue.convicted == {}
 
 
 # -- why somebody waits ----------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_an_attempt_of_a_convicted_handler_is_told_why_it_waits_and_behind_how_m
     _convict(it)
     it.add(*(ticket(f"b{number}", handler="bad") for number in range(3)))
 
-    last, first = it.turns.why_waits(InvocationId(b"b2")), it.turns.why_waits(InvocationId(b"b0"))
+    last, first = it.queue.why_waits(InvocationId(b"b2")), it.queue.why_waits(InvocationId(b"b0"))
 
     assert last.startswith("its handler ended the process 2 times while nothing else ran in it")
     assert "attempts run one at a time" in last and last.endswith("2 are ahead of it")
@@ -219,13 +219,13 @@ def test_a_suspect_is_told_behind_how_many_it_waits_in_the_order_in_which_they_g
     assert it.start_all() == ["alone"]
     it.add(ticket("often", 4), ticket("seldom", 2), ticket("also often", 4))
 
-    said = it.turns.why_waits(InvocationId(b"also often"))
+    said = it.queue.why_waits(InvocationId(b"also often"))
 
     assert said.startswith("its process ended during its last 4 attempts, so attempts run one at a time")
     assert said.endswith("2 are ahead of it")
-    assert it.turns.why_waits(InvocationId(b"often")).endswith("1 is ahead of it")
-    assert "at most 64 attempts run at a time" in it.turns.why_waits(InvocationId(b"seldom"))
-    assert it.turns.why_waits(InvocationId(b"seldom")).endswith("it is the next")
+    assert it.queue.why_waits(InvocationId(b"often")).endswith("1 is ahead of it")
+    assert "at most 64 attempts run at a time" in it.queue.why_waits(InvocationId(b"seldom"))
+    assert it.queue.why_waits(InvocationId(b"seldom")).endswith("it is the next")
 
 
 def test_others_are_told_what_they_wait_for(it: Process) -> None:
@@ -233,12 +233,12 @@ def test_others_are_told_what_they_wait_for(it: Process) -> None:
     assert it.start_all() == ["alone"]
     it.add(ticket("plain"), ticket("second"))
 
-    said = it.turns.why_waits(InvocationId(b"second"))
+    said = it.queue.why_waits(InvocationId(b"second"))
 
     assert said == "an attempt that may end the process runs alone, for 30 s at most; 1 is ahead of it"
     it.ended("alone")
-    assert it.turns.why_waits(InvocationId(b"second")) == "", "it waits for room only"
-    assert it.turns.why_waits(InvocationId(b"nobody")) == ""
+    assert it.queue.why_waits(InvocationId(b"second")) == "", "it waits for room only"
+    assert it.queue.why_waits(InvocationId(b"nobody")) == ""
 
 
 def test_a_process_that_ends_often_is_named_as_the_reason(it: Process) -> None:
@@ -246,10 +246,129 @@ def test_a_process_that_ends_often_is_named_as_the_reason(it: Process) -> None:
         it.add(*(ticket(f"{crash}-{number}") for number in range(100)))
         it.start_all()
         it.crash()
-        it.turns.clear()
+        it.queue.clear()
     it.add(*(ticket(f"s{number}") for number in range(70)))
     assert len(it.start_all()) == 64
 
-    assert it.turns.why_waits(InvocationId(b"s69")) == (
+    assert it.queue.why_waits(InvocationId(b"s69")) == (
         "its process ended 3 times or more within a minute, so at most 64 attempts run at a time there; 5 are ahead of it"
     )
+
+
+# -- its bound ---------------------------------------------------------------------------------------------------------
+
+LEADER, OTHER = cast(Owner, "leader"), cast(Owner, "other")
+
+
+def ident(name: str) -> InvocationId:
+    return InvocationId(name.encode())
+
+
+def test_a_full_queue_takes_only_newer_attempts_of_what_waits_there() -> None:
+    it = Process(waiting_max=2)
+    it.add(ticket("a"), ticket("b", 2))
+
+    assert it.queue.places == 0
+    assert it.queue.takes(ident("a")) and it.queue.takes(ident("b")) and not it.queue.takes(ident("c"))
+
+
+def test_every_waiting_attempt_of_a_convicted_handler_counts_against_the_bound() -> None:
+    it = Process(waiting_max=10)
+    for name in ("bad1", "bad2"):
+        it.add(ticket(name, 4, "bad"))
+        assert it.start_all() == [name]
+        it.crash()
+
+    it.add(*(ticket(f"b{number}", handler="bad") for number in range(10)))
+
+    assert (len(it.queue), it.queue.places) == (10, 0)
+    it.queue.clear()
+    assert not it.queue and it.queue.is_idle
+
+
+def test_a_search_begins_at_the_smallest_attempt_that_was_passed_over() -> None:
+    queue = Process().queue
+    for owner, name in ((LEADER, "m"), (LEADER, "f"), (OTHER, "x"), (LEADER, "z")):
+        queue.pass_over(owner, ident(name))
+
+    assert queue.has_passed_over and not queue.is_idle
+    assert dict(queue.take_passed_over()) == {LEADER: b"f", OTHER: b"x"}
+    assert queue.is_idle
+
+
+def test_a_search_is_worth_its_price_when_half_of_the_places_are_free() -> None:
+    it = Process(waiting_max=4)
+    it.add(*(ticket(f"t{number}") for number in range(4)))
+    assert not it.queue.may_look_again, "nothing was passed over"
+    it.queue.pass_over(LEADER, ident("u"))
+
+    assert not it.queue.may_look_again
+    it.queue.remove(ident("t0"))
+    assert not it.queue.may_look_again
+    it.queue.remove(ident("t1"))
+    assert it.queue.may_look_again
+
+
+def test_what_a_leadership_leaves_behind_is_forgotten() -> None:
+    it = Process()
+    it.add(ticket("mine")._replace(owner=LEADER), ticket("theirs")._replace(owner=OTHER))
+    it.queue.pass_over(LEADER, ident("m2"))
+    it.queue.pass_over(OTHER, ident("t2"))
+
+    it.queue.forget(LEADER)
+
+    assert [each.id for each in it.queue] == [b"theirs"]
+    assert dict(it.queue.take_passed_over()) == {OTHER: b"t2"}
+
+
+def test_attempts_run_up_to_what_the_endpoint_takes() -> None:
+    it = Process()
+    it.add(ticket("a"), ticket("b"))
+    it.start_all()
+
+    assert it.queue.has_room(3) and not it.queue.has_room(2)
+    it.queue.trust(ident("a"))  # It still runs.
+    assert not it.queue.has_room(2)
+    it.ended("a")
+    assert it.queue.has_room(2)
+
+
+# -- searches ----------------------------------------------------------------------------------------------------------
+
+
+def test_wishes_that_come_during_a_search_are_granted_together_by_the_next() -> None:
+    search = Search()
+    search.want(ident("k"), "dp_1")
+    assert search.begin() == b"k"
+
+    search.want(ident("s"), "dp_1")
+    search.want(ident("p"), "dp_2")
+    search.want(ident("q"), "dp_2")
+
+    assert search.covers("dp_1") and not search.covers("dp_2")
+    assert search.is_wanted
+    assert search.begin() == b"p"
+    assert search.covers("dp_1") and search.covers("dp_2") and not search.covers("dp_3") and not search.covers(None)
+
+
+def test_a_search_for_everything_covers_attempts_without_a_deployment() -> None:
+    search = Search()
+    search.want(ident("k"), "dp_1")
+    search.want(ident("a"), None)
+
+    assert search.begin() == b"a"
+    assert search.covers(None) and search.covers("dp_1") and search.covers("dp_2")
+    assert not search.is_in_vain, "lost attempts need no place"
+
+
+def test_a_search_gives_each_place_away_once_and_ends_when_none_is_left() -> None:
+    it = Process(waiting_max=2)
+    search = Search()
+    search.want(ident("a"), "dp_1")
+    search.begin()
+
+    assert [search.take_place("dp_1", it.queue) for _ in range(3)] == [True, True, False]
+    assert search.is_in_vain, "what it offered has not arrived, and may still fill the queue"
+    search.want(ident("a"), "dp_1")
+    search.begin()
+    assert search.take_place("dp_1", it.queue)
