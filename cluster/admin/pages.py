@@ -23,6 +23,7 @@ from holdfast.cluster.registry.registry import Registry
 from holdfast.statemachine.access import READ, permits
 
 HTML: Final = "text/html; charset=utf-8"
+SESSION_BYTES_MAX: Final = 4096  # A token and some JSON around it.
 #: Files that anybody may have, whether signed in or not.
 FILES: Final = {"console.css": "text/css; charset=utf-8", "session.js": "text/javascript; charset=utf-8"}
 
@@ -99,7 +100,7 @@ class Pages:
     async def on_sign_in(self, request: AdminRequest) -> Answer:
         if self._sessions is None:
             raise Conflict("this node asks for no tokens, so there is nothing to sign in to")
-        given = await read_body(request, {"token"})
+        given = await read_body(request, {"token"}, bytes_max=SESSION_BYTES_MAX)
         token = given.get("token")
         if not isinstance(token, str) or not token:
             raise BadRequest('"token" is missing', 'send JSON as in {"token": "hf_..."}')

@@ -116,13 +116,15 @@ def read_time(parameters: Parameters, name: str, now_ms: int) -> int | None:
         ) from None
 
 
-async def read_body(request: AdminRequest, known: set[str], *, payloads: bool = False) -> dict[str, Any]:
+async def read_body(
+    request: AdminRequest, known: set[str], *, payloads: bool = False, bytes_max: int = BODY_BYTES_MAX
+) -> dict[str, Any]:
     """`payloads`: values of users are in it. They may be any JSON, even text that is not Unicode."""
     if request.request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise UnsupportedEncoding("the admin API does not accept compressed bodies")
     check_no_form(request.request.headers)
     try:
-        given = load_json(await request.request.read(BODY_BYTES_MAX, too_large), BODY_ELEMENTS_MAX)
+        given = load_json(await request.request.read(bytes_max, too_large), BODY_ELEMENTS_MAX)
     except TooComplex as error:
         raise TooLarge(f"the body is refused: {error}") from None
     except ValueError as error:

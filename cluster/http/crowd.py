@@ -1,6 +1,7 @@
 """How many connections each client address has, so that one client cannot take all places of a door.
 
-An address is one of IPv4, or a network of 64 bits of IPv6, which is what a single client gets.
+An address is one of IPv4, or a network of 64 bits of IPv6, which is what a single client gets. Connections without an
+authenticated request are counted separately (`Strangers`): they have fewer places, and make room for others.
 """
 
 from __future__ import annotations
@@ -18,11 +19,20 @@ LOOKED_AT: Final = 16  # Connections checked for an idle one each time an addres
 class Place:
     """A counted connection. `owner` is what serves it, once there is something."""
 
-    __slots__ = ("owner", "socket")
+    __slots__ = ("client", "owner", "since_s", "socket", "strangers")
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
         self.owner: Any = None
+        self.client = ""
+        self.since_s = 0.0
+        self.strangers: Strangers | None = None
+
+    def leave_strangers(self) -> None:
+        """A request on it was authenticated, or it is closed."""
+        if self.strangers is not None:
+            self.strangers.remove(self)
+            self.strangers = None
 
 
 class Crowd:
@@ -72,6 +82,38 @@ class Crowd:
         self._count -= len(before) - len(still)
         if still:
             self._places[name] = still
+
+
+class Strangers:
+    """Connections without an authenticated request, the oldest first."""
+
+    def __init__(self, per_address_max: int) -> None:
+        self.per_address_max = per_address_max
+        self._all: dict[Place, None] = {}
+        self._of_client: dict[str, dict[Place, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def enter(self, address: Any, place: Place, now_s: float) -> None:
+        place.client, place.since_s, place.strangers = client_of(address), now_s, self
+        self._all[place] = None
+        self._of_client.setdefault(place.client, {})[place] = None
+
+    def remove(self, place: Place) -> None:
+        del self._all[place]
+        of_client = self._of_client[place.client]
+        del of_client[place]
+        if not of_client:
+            del self._of_client[place.client]
+
+    def oldest(self) -> Place | None:
+        return next(iter(self._all), None)
+
+    def oldest_beyond(self, address: Any) -> Place | None:
+        """The oldest of this address, if one more would be too many."""
+        places = self._of_client.get(client_of(address), {})
+        return next(iter(places)) if len(places) >= self.per_address_max else None
 
 
 def client_of(address: Any) -> str:

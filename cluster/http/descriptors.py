@@ -64,5 +64,10 @@ def for_one_address(door: int, setting: int) -> int:
     return max(DOOR_MIN, min(setting, door * 3 // 4))
 
 
+def for_strangers_of_one_address(door: int, setting: int) -> int:
+    """The limit on connections of one client address without an authenticated request."""
+    return max(DOOR_MIN, min(setting, door // 4))
+
+
 def _free() -> int:
     return max(0, limit() - in_use())

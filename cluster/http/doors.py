@@ -27,7 +27,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from holdfast.cluster.config import Endpoint
 from holdfast.cluster.errors import error_body
-from holdfast.cluster.http.crowd import Crowd, Place
+from holdfast.cluster.http.crowd import Crowd, Place, Strangers
 from holdfast.cluster.tasks import Tasks
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,11 @@ LOOKED_AT: Final = 16  # Connections checked for an idle one each time the limit
 #: Time limit for the client's first byte and the whole TLS handshake. Slower clients are dropped,
 HANDSHAKE_S: Final = 10.0
 HANDSHAKES_MAX: Final = 1024  # and the oldest of them sooner if there are more than this.
+#: From this age on, a connection without an authenticated request makes room for others before any other does.
+STRANGER_S: Final = 1.0
+#: How long a refused client has to read the reason, and how many refused connections are open meanwhile.
+REFUSED_S: Final = 1.0
+REFUSED_MAX: Final = 64
 #: How long we wait for the client's end of TLS after ours.
 SHUTDOWN_S: Final = 1.0
 CLIENT_HELLO: Final = b"\x16"  # The first byte of TLS, and never that of a request.
@@ -55,6 +60,10 @@ class Door:
     At `connections_max` connections, the oldest idle one is closed for a new one; if none is idle, the new one is
     refused and asked to retry later. The same holds for the connections of one address, at `per_address_max`. So
     clients that only connect do not lock others out, and take no descriptors from the rest of the node.
+
+    A connection is a stranger's until a request on it is authenticated. At `strangers_per_address_max` of them, the
+    oldest one of the address is closed for the next, and at `connections_max` the oldest of all, busy or not. So clients
+    without a token cannot lock others out with slow requests either. None: every client may do everything.
     """
 
     def __init__(
@@ -64,14 +73,17 @@ class Door:
         *,
         connections_max: int | None = None,
         per_address_max: int | None = None,
+        strangers_per_address_max: int | None = None,
         source: str = "node",
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """`tls` is asked for the context of each new connection."""
+        """`tls` is asked for the context of each new connection. Strangers: `protocol` makes instances of `Client`."""
         self._server = server
         self._protocol = protocol or server
         self._connections_max = connections_max
         self._crowd = Crowd(per_address_max)
+        self._strangers = Strangers(strangers_per_address_max) if strangers_per_address_max is not None else None
+        self._refused: dict[_Refused, None] = {}  # The oldest first.
         self._source = source
         self._tls = tls
         self._greeting: dict[socket.socket, float] = {}  # Connections before TLS, the oldest first, and their start.
@@ -79,6 +91,7 @@ class Door:
         self._oldest: list[RequestHandler] = []  # Connections that are still to be checked, the oldest last.
         self.turned_away = 0
         self.closed_idle = 0
+        self.closed_strangers = 0
         self._sockets: list[socket.socket] = []
         self._entering = Tasks()
         self._closing: asyncio.Task[None] | None = None
@@ -132,12 +145,14 @@ class Door:
         """Whether there was no room for it."""
         connected.setblocking(False)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        protocol: Callable[[], asyncio.BaseProtocol] = self._protocol
         most = self._connections_max
         full = most is not None and self.connections + len(self._entering) >= most
-        place = self._crowd.enter(address, connected)
-        replaces = place is None and self._crowd.make_room(address, self._close_if_idle)
-        if replaces:
+        replaced = self._strangers.oldest_beyond(address) if self._strangers is not None else None
+        crowd_of_strangers = replaced is not None and not self._close_stranger(replaced)
+        place = self._crowd.enter(address, connected) if not crowd_of_strangers else None
+        replaces = replaced is not None
+        if place is None and not crowd_of_strangers and self._crowd.make_room(address, self._close_if_idle):
+            replaces = True
             place = self._crowd.enter(address, connected)
         crowded = place is None
         makes_room = len(self._greeting) >= (HANDSHAKES_MAX if most is None else min(HANDSHAKES_MAX, most // 2 + 1))
@@ -148,14 +163,26 @@ class Door:
             if self._tls is not None:  # Sending the reason would take a handshake.
                 connected.close()
                 return True
-            protocol = self._turn_away_one_of_many if crowded else self._turn_away
-        entering = self._loop.create_task(self._connect(connected, protocol, place))
+            why = (
+                "too many connections from this address to this node"
+                if crowded
+                else "too many connections to this node"
+            )
+            self._entering.keep(self._loop.create_task(self._turn_away(connected, why)))
+            return True
+        assert place is not None, "otherwise it was crowded"
+        if self._strangers is not None:
+            self._strangers.enter(address, place, self._loop.time())
+        entering = self._loop.create_task(self._connect(connected, place))
         self._entering.keep(entering)
         return full or replaces
 
     def _make_room(self) -> bool:
-        """Close the oldest idle connection, if there is one. Only a few are checked each time, because each new client
-        causes a check; of the younger half none, because their first request may be in transit."""
+        """Close a stranger's connection, or else the oldest idle one, if there is one. Only a few are checked each time,
+        because each new client causes a check; of the younger half none, because their first request may be in
+        transit."""
+        if self._close_oldest_stranger():
+            return True
         for _ in range(LOOKED_AT):
             if not self._oldest:
                 self._oldest = list(self._server.connections)[: (self.connections + 1) // 2][::-1]
@@ -165,6 +192,32 @@ class Door:
                 return True
         return False
 
+    def _close_oldest_stranger(self) -> bool:
+        """A client that connected a moment ago may be about to send its token, so it is closed only in a flood."""
+        if self._strangers is None or self._connections_max is None:
+            return False
+        oldest = self._strangers.oldest()
+        if oldest is None:
+            return False
+        is_flood = 2 * len(self._strangers) >= self._connections_max
+        is_old = self._loop.time() - oldest.since_s >= STRANGER_S
+        return (is_flood or is_old) and self._close_stranger(oldest)
+
+    def _close_stranger(self, place: Place) -> bool:
+        """Whether it could be closed. Busy or not: whoever sends or reads slowly must not keep its place."""
+        connection, greeting = place.owner, place.socket in self._greeting
+        if connection is None or connection.transport is None:
+            if not greeting:
+                return False  # It connects in this very turn.
+            self._hang_up(place.socket)
+        elif _is_busy(connection) or connection.transport.get_write_buffer_size():
+            connection.transport.abort()  # It would first wait for the client to read what is written.
+        else:
+            connection.force_close()
+        place.leave_strangers()
+        self.closed_strangers += 1
+        return True
+
     def _close_if_idle(self, each: RequestHandler) -> bool:
         if each.transport is None or _is_busy(each) or _has_something(each):
             return False
@@ -172,33 +225,43 @@ class Door:
         self.closed_idle += 1
         return True
 
-    def _turn_away(self) -> asyncio.BaseProtocol:
-        return _Refused(self._source, "too many connections to this node")
+    async def _turn_away(self, connected: socket.socket, why: str) -> None:
+        """Tell a client why it is refused."""
+        if len(self._refused) >= REFUSED_MAX:
+            next(iter(self._refused)).end()
+        try:
+            await self._loop.connect_accepted_socket(lambda: _Refused(self._source, why, self._refused), connected)
+        except OSError as error:
+            logger.debug("a client disconnected before it was refused: %s", error)
+            connected.close()
 
-    def _turn_away_one_of_many(self) -> asyncio.BaseProtocol:
-        return _Refused(self._source, "too many connections from this address to this node")
+    async def _connect(self, connected: socket.socket, place: Place) -> None:
+        def serve() -> asyncio.BaseProtocol:
+            serving = self._protocol()
+            if isinstance(serving, Client):
+                serving.place = place
+            if isinstance(serving, RequestHandler):
+                place.owner = serving
+            return serving
 
-    async def _connect(
-        self, connected: socket.socket, protocol: Callable[[], asyncio.BaseProtocol], place: Place | None
-    ) -> None:
         try:
             if self._tls is None:
-                serving: asyncio.BaseProtocol | None
-                _, serving = await self._loop.connect_accepted_socket(protocol, connected)
+                await self._loop.connect_accepted_socket(serve, connected)
             else:
-                serving = await self._connect_tls(connected, protocol, self._tls)
-            if place is not None and isinstance(serving, RequestHandler):
-                place.owner = serving
+                await self._connect_tls(connected, serve, self._tls)
         except OSError as error:
             logger.debug("a client disconnected before it was accepted: %s", error)
             connected.close()
+        finally:
+            if place.socket.fileno() < 0:
+                place.leave_strangers()
 
     async def _connect_tls(
         self,
         connected: socket.socket,
         protocol: Callable[[], asyncio.BaseProtocol],
         tls: Callable[[], ssl.SSLContext],
-    ) -> asyncio.BaseProtocol | None:
+    ) -> None:
         """A client that only connects costs a descriptor: memory for TLS is allocated when it begins the handshake."""
         self._greeting[connected] = self._loop.time()
         try:
@@ -209,15 +272,14 @@ class Door:
                 await self._say_tls(connected)
             if first != CLIENT_HELLO:
                 connected.close()
-                return None
-            _, serving = await self._loop.connect_accepted_socket(
+                return
+            await self._loop.connect_accepted_socket(
                 protocol,
                 connected,
                 ssl=tls(),
                 ssl_handshake_timeout=HANDSHAKE_S,
                 ssl_shutdown_timeout=SHUTDOWN_S,
             )
-            return serving
         except OSError:  # Including a TimeoutError, or an error of TLS.
             self.handshakes_failed += 1
             raise
@@ -282,6 +344,8 @@ class Door:
             door.close()
         for greeting in list(self._greeting):
             self._hang_up(greeting)
+        for refused in list(self._refused):
+            refused.end()
         if self._entering:
             await asyncio.wait([*self._entering], timeout=SHUTDOWN_S)
         if self._closing is not None:
@@ -307,18 +371,53 @@ class Door:
             await asyncio.sleep(LOOK_S)
 
 
-class _Refused(asyncio.Protocol):
-    """A connection beyond the limit: it gets the reason, and is closed."""
+class Client(RequestHandler):
+    """A connection that knows its place among those of its door."""
 
-    def __init__(self, source: str, why: str) -> None:
+    __slots__ = ("place",)
+    place: Place | None
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.place = None
+
+    def recognize(self) -> None:
+        """A request on it was authenticated."""
+        if self.place is not None:
+            self.place.leave_strangers()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.recognize()
+        super().connection_lost(exc)
+
+
+class _Refused(asyncio.Protocol):
+    """A connection beyond the limit: it gets the reason, and is closed. Its request is read first, because closing a
+    connection with unread bytes resets it, and the client would not see the reason."""
+
+    def __init__(self, source: str, why: str, among: dict[_Refused, None]) -> None:
         self._source = source
         self._why = why
+        self._among = among
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's transport has the same interface.
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the same interface.
+        self._among[self] = None
+        self._timer = asyncio.get_running_loop().call_later(REFUSED_S, self.end)
         body = error_body(503, self._why, source=self._source, hint=None)
-        transport.write(_plain_answer(b"503 Service Unavailable\r\nRetry-After: 1", body))
-        transport.close()
+        self._transport.write(_plain_answer(b"503 Service Unavailable\r\nRetry-After: 1", body))
+        self._transport.write_eof()
+
+    def data_received(self, data: bytes) -> None:
+        """Its request is not looked at."""
+
+    def end(self) -> None:
+        self._among.pop(self, None)
+        self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._timer.cancel()
+        self._among.pop(self, None)
 
 
 def _plain_answer(status: bytes, body: bytes) -> bytes:

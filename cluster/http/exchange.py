@@ -27,6 +27,7 @@ from holdfast.cluster.errors import (
     Paused,
     Stopping,
     TooLarge,
+    TooSlow,
     Unauthorized,
     WrongMethod,
     circumstance,
@@ -42,6 +43,9 @@ logger = logging.getLogger(__name__)
 
 JSON: Final = "application/json"
 ROOM_LOOK_S: Final = 0.02
+#: The body of a request whose sender is not known.
+STRANGER_BODY_BYTES_MAX: Final = 4096
+STRANGER_BODY_S: Final = 5.0
 
 
 class Answer(NamedTuple):
@@ -98,7 +102,16 @@ class Request:
         return self._body.length
 
     async def read(self, most: int, too_large: Callable[[int], TooLarge]) -> bytes:
-        """The whole body, counted against the limits while it arrives."""
+        """The whole body, counted against the limits while it arrives. Strangers may send little, and not slowly."""
+        if self.principal.roles:
+            return await self._read(most, too_large)
+        try:
+            async with asyncio.timeout(STRANGER_BODY_S):
+                return await self._read(min(most, STRANGER_BODY_BYTES_MAX), too_large)
+        except TimeoutError:
+            raise TooSlow(f"request body did not arrive within {STRANGER_BODY_S:g} seconds") from None
+
+    async def _read(self, most: int, too_large: Callable[[int], TooLarge]) -> bytes:
         exchange, body = self._exchange, self._body
         if body.length is not None and body.length > most:
             raise too_large(most)
@@ -188,10 +201,22 @@ class Exchange:
         for task in list(self._tasks):
             task.cancel()
 
+    @property
+    def has_strangers(self) -> bool:
+        """Whether senders must be known."""
+        return self._access is not None
+
     async def answer(
-        self, method: str, target: str, headers: Mapping[str, str], body: Body, address: str = ""
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: Body,
+        address: str = "",
+        recognize: Callable[[], None] = lambda: None,
     ) -> Answer:
-        """Total: every request gets an answer, and the cause of a 500 is in the log. `address`: of the client."""
+        """Total: every request gets an answer, and the cause of a 500 is in the log. `address`: of the client.
+        `recognize` is called when its sender is known."""
         if self.active >= self._requests_max:
             self.refused += 1
             answer = refusal(
@@ -220,6 +245,8 @@ class Exchange:
                     await self._use_session(request, self._sessions)
                 else:
                     request.principal = await self._access.authenticate(authorization)
+                if request.principal.roles:
+                    recognize()
             answer = await self.handler.handle(request)
             held, status = answer.held, answer.status
             return self._share(answer, headers)

@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 
 from holdfast.cluster.config import Endpoint
 from holdfast.cluster.errors import error_body
 from holdfast.cluster.http import descriptors
 from holdfast.cluster.http.bodies import AiohttpBody
-from holdfast.cluster.http.doors import Door
+from holdfast.cluster.http.doors import Client, Door
 from holdfast.cluster.http.exchange import JSON, Answer, Exchange
 
 logger = logging.getLogger(__name__)
@@ -27,11 +26,12 @@ SENT_ALONE_BYTES: Final = 1024 * 1024  # A larger answer counts as in progress u
 #: connections are limited. Longer than the 60 seconds after which proxies usually close an idle one, so that the
 #: proxies do the closing.
 IDLE_S: Final = 75.0
+LINGER_S: Final = 5.0  # How long the rest of a body that nobody wants is read, so that its client sees the answer.
 ANSWER_S: Final = 2.0  # How long clients of a stopping node have to receive their last answers.
 REFUSE_S: Final = 0.1  # Before requests in progress that cannot succeed any more are abandoned.
 
 
-class _Connection(RequestHandler):
+class _Connection(Client):
     """One client's connection. Errors of the HTTP protocol have the same shape as all others."""
 
     __slots__ = ()
@@ -88,6 +88,7 @@ class HttpServer:
             access_log=None,
             auto_decompress=False,
             keepalive_timeout=IDLE_S,
+            lingering_time=LINGER_S,
         )
         web_server.source = self.exchange.source
         web_server.headers = self.exchange.browsers.headers
@@ -97,6 +98,11 @@ class HttpServer:
             web_server.connection,
             connections_max=most,
             per_address_max=descriptors.for_one_address(most, self._per_address_max),
+            strangers_per_address_max=(
+                descriptors.for_strangers_of_one_address(most, self._per_address_max)
+                if self.exchange.has_strangers
+                else None
+            ),
             source=self.exchange.source,
             tls=self._tls,
         )
@@ -145,8 +151,15 @@ class HttpServer:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         body = AiohttpBody(request)
+        connection = request.protocol
+        assert isinstance(connection, Client), "the server made it"
         answer = await self.exchange.answer(
-            request.method, request.raw_path, request.headers, body, address=request.remote or ""
+            request.method,
+            request.raw_path,
+            request.headers,
+            body,
+            address=request.remote or "",
+            recognize=connection.recognize,
         )
         try:
             response = await self._respond(request, answer)

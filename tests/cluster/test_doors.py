@@ -274,6 +274,36 @@ def test_a_client_without_room_gets_retry_after_and_no_busy_connection_is_closed
     run(scenario, handler=waits, connections_max=4)
 
 
+def test_a_refused_client_that_sent_its_request_reads_the_reason_and_is_not_reset() -> None:
+    released: list[bool] = []
+
+    async def waits(request: web.BaseRequest) -> web.Response:
+        while not released:
+            await asyncio.sleep(0.005)
+        return web.Response(text="at last")
+
+    async def scenario(door: Door, server: web.Server) -> None:
+        released.clear()
+        busy = Client(door.port)
+        busy.send()
+        while not any(each._request_in_progress for each in server.connections):
+            await asyncio.sleep(0.005)
+
+        for _ in range(10):
+            late = Client(door.port)
+            late.send(b"POST / HTTP/1.1\r\nHost: door\r\nContent-Length: 5000\r\n\r\n" + bytes(5000))
+            await asyncio.sleep(0.02)
+            answer = await late.receive()
+            assert answer.startswith(b"HTTP/1.1 503") and b"Retry-After: 1" in answer
+            late.socket.close()
+
+        released.append(True)
+        assert b"at last" in await busy.receive_one()
+        busy.socket.close()
+
+    run(scenario, handler=waits, connections_max=1)
+
+
 def test_one_address_does_not_take_all_places() -> None:
     released: list[bool] = []
 
