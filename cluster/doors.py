@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from prometheus_client.core import Metric
 
 from holdfast.cluster.admin.app import Admin, NodeAdmin
 from holdfast.cluster.admin.audit import AuditAdmin
@@ -15,14 +18,16 @@ from holdfast.cluster.admin.objects import ObjectAdmin
 from holdfast.cluster.admin.overview import Overview
 from holdfast.cluster.admin.pages import Pages
 from holdfast.cluster.admin.tokens import TokenAdmin
+from holdfast.cluster.backup.metrics import of_backups
 from holdfast.cluster.config import Endpoint
 from holdfast.cluster.ground import Ground
+from holdfast.cluster.groups import META_GROUP
 from holdfast.cluster.handlers.metrics import of_handlers
 from holdfast.cluster.http import descriptors
-from holdfast.cluster.http.access import Access, open_root
+from holdfast.cluster.http.access import Access, open_root, read_root
 from holdfast.cluster.http.audit import Audit
 from holdfast.cluster.http.exchange import Exchange
-from holdfast.cluster.http.metrics import of_audit
+from holdfast.cluster.http.metrics import of_audit, of_doors
 from holdfast.cluster.http.not_serving import NotServing
 from holdfast.cluster.http.server import HttpServer
 from holdfast.cluster.http.sessions import Sessions
@@ -30,17 +35,21 @@ from holdfast.cluster.http.token_use import TokenUse
 from holdfast.cluster.ingress.metrics import of_ingress
 from holdfast.cluster.members.joining import Urls
 from holdfast.cluster.members.metrics import of_members
-from holdfast.cluster.observe.metrics import Metrics, of_certificates, of_log, of_node
-from holdfast.cluster.partition.metrics import of_partitions
+from holdfast.cluster.observe.metrics import Metrics, of_certificates, of_log, of_node, of_state
+from holdfast.cluster.observe.starting import StartingMetrics, cannot_ask
+from holdfast.cluster.partition.door import Partition
+from holdfast.cluster.partition.metrics import of_groups, of_partitions, of_queues
 from holdfast.cluster.serving import Serving
 from holdfast.cluster.snapshotting.metrics import of_snapshots
 from holdfast.cluster.values.metrics import of_values
+from holdfast.log.node import Group
 
 
 class Doors:
     """One pair per node."""
 
-    def __init__(self, ground: Ground, serving: Serving) -> None:
+    def __init__(self, ground: Ground, serving: Serving, state: Callable[[], str]) -> None:
+        """`state`: of the node, one of `observe.metrics.STATES`."""
         self._config = config = ground.config
         registry, now_ms = ground.registry, ground.environment.clock.now_ms
         access = _open_access(ground)
@@ -62,12 +71,13 @@ class Doors:
             tls=ground.certificates.door("ingress"),
         )
         healths = Healths(ground.healths.everywhere, restricted=bool(config.deployment_addresses.entries))
+        self.metrics = self._metrics(ground, serving, state)
         parts = [
             Pages(config, registry, sessions),
             NodeAdmin(
                 unhealthy=serving.health.unhealthy,
                 warnings=serving.health.warnings,
-                metrics=self._metrics(ground, serving).scrape,
+                metrics=self.metrics.scrape,
             ),
             DeploymentAdmin(registry, serving.reader, healths),
             ObjectAdmin(registry, serving.router, serving.reader),
@@ -94,19 +104,30 @@ class Doors:
             tls=ground.certificates.door("admin"),
         )
 
-    def _metrics(self, ground: Ground, serving: Serving) -> Metrics:
+    def _metrics(self, ground: Ground, serving: Serving, state: Callable[[], str]) -> Metrics:
         """The metrics of every room."""
+
+        def partitions() -> list[Partition]:
+            return [partition for _, partition in sorted(ground.replicas.hosted.items())]
+
+        def groups() -> list[tuple[str, Group]]:
+            numbered = [(str(partition.number), partition.group) for partition in partitions()]
+            return [("meta", ground.log.group(META_GROUP)), *numbered]
+
         return Metrics(
             serving.reader.statistics_here,
-            lambda: of_node(ground.config, ground.watchdog),
-            lambda: of_certificates(ground.certificates),
-            lambda: of_log(ground.log),
+            lambda: of_state(state()),
+            *_early_rooms(ground),
             lambda: of_members(ground.meta.state.membership, serving.handover),
-            lambda: of_partitions([partition for _, partition in sorted(ground.replicas.hosted.items())]),
+            lambda: of_partitions(partitions()),
+            lambda: of_queues(partitions()),
+            lambda: of_groups(groups()),
             lambda: of_snapshots(ground.snapshots),
+            lambda: of_backups(serving.backups.newest),
             lambda: of_handlers(ground.invoker),
             lambda: of_values(ground.stager, ground.objects),
             lambda: of_ingress(serving.clients, self.ingress),
+            lambda: of_doors([self.ingress.exchange, self.admin.exchange]),
             lambda: of_audit(self.audit),
         )
 
@@ -141,6 +162,29 @@ class Doors:
     def urls(self) -> Urls:
         config = self._config
         return Urls(_url(config.ingress, self.ingress), _url(config.admin, self.admin))
+
+
+def early_metrics(ground: Ground, state: Callable[[], str]) -> StartingMetrics:
+    """The metrics of a node that has not joined yet."""
+
+    def access() -> Access | None:
+        config = ground.config
+        if config.auth != "tokens":
+            return None
+        root = read_root(config) or ""  # Empty: the node has yet to make one. It matches no token.
+        now_ms = ground.environment.clock.now_ms
+        return Access(lambda: ground.meta.state.tokens, root=root, now_ms=now_ms, fresh=cannot_ask)
+
+    return StartingMetrics(state, access, *_early_rooms(ground))
+
+
+def _early_rooms(ground: Ground) -> tuple[Callable[[], Iterable[Metric]], ...]:
+    """What exists from the start."""
+    return (
+        lambda: of_node(ground.config, ground.watchdog, ground.environment.clock.now_ms),
+        lambda: of_certificates(ground.certificates),
+        lambda: of_log(ground.log),
+    )
 
 
 def _open_access(ground: Ground) -> Access | None:

@@ -23,7 +23,7 @@ from holdfast.cluster.backup.job import Backups
 from holdfast.cluster.backup.restoring import Plan, read_plan, restored_directory
 from holdfast.cluster.certificates import Certificates
 from holdfast.cluster.config import Config
-from holdfast.cluster.doors import Doors
+from holdfast.cluster.doors import Doors, early_metrics
 from holdfast.cluster.environment import Environment
 from holdfast.cluster.ground import Ground, bounds_of
 from holdfast.cluster.groups import FIRST_PARTITION_GROUP, META_GROUP
@@ -42,6 +42,7 @@ from holdfast.cluster.members.leftovers import Leftovers
 from holdfast.cluster.members.places import Places, addresses, read_places
 from holdfast.cluster.members.releases import Releases
 from holdfast.cluster.members.removal import Removal
+from holdfast.cluster.observe.starting import StartingMetrics
 from holdfast.cluster.observe.watchdog import Watchdog
 from holdfast.cluster.partition.door import Observer, Partition
 from holdfast.cluster.peers.rpc import Rpc
@@ -104,7 +105,8 @@ class Node:
         self._serving: Serving | None = None  # Set when this node has joined.
         self._doors: Doors | None = None  # Set when they open.
         self.certificates = Certificates(config, self.clock.now_ms)
-        self.not_serving = NotServing(config, self.certificates, self._why_not_serving)
+        self.not_serving = NotServing(config, self.certificates, self._why_not_serving, self._scrape_early)
+        self._early: StartingMetrics | None = None  # Made when somebody asks.
         self._observers: list[Observer] = []
         self._timing = timing
         self._log_timing = log_timing or engine.Timing()
@@ -136,7 +138,7 @@ class Node:
             await self.not_serving.start()
         serving = await self.removal.unless_removed(self.join())
         serving.identity.start()
-        doors = self._doors = Doors(self._ground(), serving)
+        doors = self._doors = Doors(self._ground(), serving, lambda: self.state)
         # The doors open last and close first: no client meets a node that is not ready yet, or already gone.
         await doors.open(self.not_serving)
         self.removal.then(doors.refuse)
@@ -393,6 +395,22 @@ class Node:
         if self.stopping:
             return "the node is shutting down"
         return self.removal.why or self.joining.why_not_serving()
+
+    @property
+    def state(self) -> str:
+        """One of `observe.metrics.STATES`."""
+        if self.stopping:
+            return "stopping"
+        if self.removal.why:
+            return "removed"
+        if self._serving is None:
+            return "starting"
+        return "unhealthy" if self.serving.health.unhealthy() is not None else "serving"
+
+    async def _scrape_early(self, headers: Mapping[str, str]) -> tuple[bytes, str]:
+        if self._early is None:
+            self._early = early_metrics(self._ground(), lambda: self.state)
+        return await self._early.scrape(headers)
 
     def observe(self, observer: Observer) -> None:
         """From now on, call `observer` with each command of this node that is applied, and its result."""

@@ -1,12 +1,14 @@
 """The reference pages, made from the code: SDK, settings, command line, admin API and metrics.
 
-`docs/conf.py` calls `generate` when the site is built, so the pages cannot be stale and are not checked in. The admin API and
-the metrics are asked of a node that is started for the purpose: what it serves is what there is.
+`docs/conf.py` calls `generate` when the site is built, so the pages cannot be stale and are not checked in. The admin API is
+asked of a node that is started for the purpose: what it serves is what there is. docs/metrics.md alone is checked in, because
+dashboards and alerts refer to it: `make metrics` writes it, and tests/docs/test_metrics_page.py reports when it is stale.
 """
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 import io
 import json
@@ -19,18 +21,21 @@ import time
 import tokenize
 import typing
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
 import click
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import Metric
 
 # Modules of Holdfast are imported here, and nowhere else in this file.
 from holdfast import sdk
 from holdfast.cli.main import main as command_line
-from holdfast.cluster.config import Config, describe
+from holdfast.cluster.config import Config, Endpoint, describe
+from holdfast.cluster.node import Node
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 START_S: Final = 60.0
@@ -46,6 +51,33 @@ SDK_GROUPS: Final = {
 }
 #: Of these classes, which have more for the SDK itself, only the named methods are for users.
 SDK_METHODS: Final[dict[str, tuple[str, ...]]] = {"Operation": ("done", "result"), "RetryPolicy": ()}
+#: How metrics are grouped: by the word that follows `holdfast_`. The rest is about the process.
+METRIC_GROUPS: Final = {
+    "node": "Node", "disk": "Node", "clock": "Node", "loop": "Node", "certificate": "Node", "": "Node", "member": "Cluster",
+    "peer": "Cluster", "handovers": "Cluster", "log": "Log", "partition": "Partitions", "timers": "Partitions",
+    "invocations": "Invocations", "attempts": "Invocations", "attempt": "Invocations", "steps": "Invocations",
+    "completed": "Invocations", "deployment": "Handlers", "endpoint": "Handlers", "invoker": "Handlers",
+    "ingress": "HTTP", "http": "HTTP", "audit": "HTTP", "snapshot": "Snapshots and backups",
+    "backup": "Snapshots and backups", "backups": "Snapshots and backups", "blob": "Large values", "blobs": "Large values",
+}  # fmt: skip
+METRICS_HEAD: Final = """\
+# Metrics
+
+`GET /metrics` of the admin port serves them for Prometheus. If the node asks for tokens, the role
+`read` is enough. Each node reports what it sees itself: add counters up over the nodes, and take
+the largest of a gauge that concerns the cluster. This page is generated from the collectors:
+`make metrics`.
+
+A node that has not joined its cluster yet serves the groups Node (without its disk's state in the
+cluster), Log and Process. With `auth = "tokens"` it can check no token of the cluster before it has
+joined: it then serves everything to its own admin token, and to all others `holdfast_node_state`
+alone.
+
+The latency of Holdfast and that of the handlers are measured apart. A request waits for
+`holdfast_ingress_accept_seconds` until it is durable. Its attempt waits for
+`holdfast_attempt_start_seconds` until it is sent to the handler. Then the attempt takes
+`holdfast_attempt_ours_seconds` while steps become durable, and `holdfast_attempt_handler_seconds`
+for the handler's own work. `holdfast_ingress_seconds` is the whole, from request to response."""
 _NO_SETTINGS: Final = {"secret"}  # It is read from `secret_file`.
 _SENTINEL: Final = re.compile(r"<object object at 0x[0-9a-f]+>")
 
@@ -59,7 +91,6 @@ def generate(folder: Path) -> None:
             "settings": settings_page(),
             "cli": cli_page(),
             "admin-api": admin_page(json.loads(ask("/openapi.json"))),
-            "metrics": metrics_page(ask("/metrics")),
         }
     for name, text in pages.items():
         path = folder / f"{name}.md"
@@ -317,33 +348,41 @@ def _text_of(parameter: dict[str, Any]) -> str:
     return ": ".join(part for part in (text, allowed) if part)
 
 
-def metrics_page(text: str) -> str:
-    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
-    helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
-    lines = [
-        "# Metrics",
-        "",
-        "What `GET /metrics` of the admin port serves, for Prometheus. Each node reports its own metrics.",
-        "",
-    ]
-    groups: dict[str, list[str]] = {}
-    for name in kinds:
-        words = name.split("_")
-        groups.setdefault(words[1] if words[0] == "holdfast" else words[0], []).append(name)
-    small = [name for names in groups.values() if len(names) == 1 for name in names]
-    shown = {title: names for title, names in groups.items() if len(names) > 1} | ({"more": small} if small else {})
-    for title, names in shown.items():
-        lines += [f"## {title.capitalize()}", "", "| name | type | labels | |", "|---|---|---|---|"]
-        for name in names:
-            labels = ", ".join(f"`{label}`" for label in _labels(text, name))
-            lines.append(f"| `{name}` | {kinds[name]} | {labels} | {_cell(helps.get(name, ''))} |")
-        lines.append("")
+def metrics_page(families: Sequence[Metric]) -> str:
+    """docs/metrics.md, which is checked in, so that it can be read without building the site."""
+    lines = [METRICS_HEAD]
+    groups: dict[str, list[Metric]] = {}
+    for family in families:
+        groups.setdefault(METRIC_GROUPS.get(family.name.partition("_")[2].split("_")[0], "Process"), []).append(family)
+    for title in dict.fromkeys([*METRIC_GROUPS.values(), "Process"]):
+        lines += ["", f"## {title}", "", "| name | type | labels | meaning |", "|---|---|---|---|"]
+        for family in groups[title]:
+            suffix = "_total" if family.type == "counter" else "_info" if family.type == "info" else ""
+            labels = ", ".join(f"`{label}`" for label in _labels(family))
+            lines.append(f"| `{family.name}{suffix}` | {family.type} | {labels} | {_cell(family.documentation)} |")
     return "\n".join(lines) + "\n"
 
 
-def _labels(text: str, name: str) -> list[str]:
-    sample = re.search(rf"^{re.escape(name)}(?:_bucket|_info)?\{{(.*)\}} ", text, re.MULTILINE)
-    return [label for label in re.findall(r'(\w+)="', sample[1]) if label != "le"] if sample else []
+def _labels(family: Metric) -> list[str]:
+    if family.type == "info" or not hasattr(family, "_labelnames"):  # Of the process: they have samples.
+        return sorted({label for sample in family.samples for label in sample.labels})
+    return list(family._labelnames)
+
+
+async def metric_families() -> list[Metric]:
+    """Of the collectors of a node."""
+    with tempfile.TemporaryDirectory() as folder:
+        nowhere = Endpoint("127.0.0.1", 0)
+        node = Node(Config(data=Path(folder), partitions=1, ingress=nowhere, admin=nowhere, peer=nowhere))
+        await node.start()
+        try:
+            found = await node.doors.metrics.families()
+        finally:
+            await node.stop()
+    registry = CollectorRegistry()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    return [*found, *registry.collect()]
 
 
 @contextmanager
@@ -382,4 +421,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    generate(Path(sys.argv[1]))
+    (ROOT / "docs" / "metrics.md").write_text(metrics_page(asyncio.run(metric_families())))

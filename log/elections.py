@@ -98,6 +98,7 @@ class SyncObj(engine_state.SyncObj):
             self._campaign(transfer=False)
 
     def _campaign(self, *, transfer: bool) -> None:
+        self.campaigns += 1
         self._prevotes = None
         self._votes = set()
         self._deadline = self._next_deadline()

@@ -134,6 +134,7 @@ class SyncObj(_parent.SyncObj):
         "_transfer_deadline",
         "_uncommitted",
         "_votes",
+        "campaigns",
         "connected",
         "elected_at",
         "epoch",
@@ -209,6 +210,7 @@ class SyncObj(_parent.SyncObj):
         self.reads_ready: list[tuple[int, object]] = []
         self.reads_failed: list[object] = []
         self.role_changes = 0
+        self.campaigns = 0  # Elections that this node began.
         self.elected_at = NEVER
         self.offers: dict[int, int] = {}  # index -> term of the snapshots that leaders of this epoch offered.
         self._patience = 0

@@ -99,6 +99,8 @@ class Status(NamedTuple):
     last: int
     base: int
     match: dict[NodeId, int]
+    elections: int  # that this node began in this epoch
+    role_changes: int  # the same, of this node
 
 
 def config_message(configuration: Configuration) -> Config:
@@ -247,7 +249,7 @@ class Replica:
         role = ROLE_NAMES[engine.role] if engine.is_member else "learner"
         return Status(
             self.group, self.epoch, engine.members, role, engine.term, engine.leader,
-            engine.commit, self.applied, log.last_index, log.base_index, match,
+            engine.commit, self.applied, log.last_index, log.base_index, match, engine.campaigns, engine.role_changes,
         )  # fmt: skip
 
     # -- the door ----------------------------------------------------------------------------------------------------

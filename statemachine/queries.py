@@ -359,6 +359,22 @@ def next_due(txn: ReadTxn) -> int | None:
     return min(found) if found else None
 
 
+def due_timers(txn: ReadTxn, now_ms: int, limit: int) -> tuple[int, int]:
+    """(how many timers are due at this time, at most `limit`; when the oldest of them was due, or 0)."""
+    return timers.count_due(txn, now_ms, limit)
+
+
+def outbox_length(txn: ReadTxn) -> int:
+    """How many messages wait for other partitions."""
+    total = 0
+    for key, raw in txn.scan(SENT, after(SENT)):
+        target = int.from_bytes(key[1:], "big")
+        for first, _ in txn.scan(outbox_key(target, 0), after(OUTBOX + partition_bytes(target))):
+            total += int(unpack(raw)) - int.from_bytes(first[5:], "big") + 1
+            break
+    return total
+
+
 def outbox(txn: ReadTxn, target: int, after_sequence: int, limit: int) -> tuple[int, list[bytes]]:
     """At most `limit` messages behind `after_sequence`, and the sequence of the first (0 if there is none)."""
     first = 0

@@ -89,3 +89,10 @@ def next_due(txn: ReadTxn) -> int | None:
     for key, _ in txn.scan(TIMER, after(TIMER)):
         return int.from_bytes(key[1:9], "big")
     return None
+
+
+def count_due(txn: ReadTxn, now_ms: int, limit: int) -> tuple[int, int]:
+    """(how many timers are due at this time, at most `limit`; when the oldest of them was due, or 0)."""
+    end = TIMER + long_bytes(min(now_ms + 1, TIME_MAX))
+    due = [int.from_bytes(key[1:9], "big") for key, _ in islice(txn.scan(TIMER, end), limit)]
+    return len(due), due[0] if due else 0

@@ -30,6 +30,7 @@ from holdfast.cluster.backup.copies import (
     WAITING,
     Copies,
 )
+from holdfast.cluster.backup.newest import NewestBackup
 from holdfast.cluster.errors import BadRequest, Conflict, Forbidden, NotFound
 from holdfast.cluster.peers.rpc import Refused, Unanswered
 from holdfast.cluster.snapshotting.service import Snapshots
@@ -192,6 +193,7 @@ class Backups:
         self._connected = connected
         self._jobs: dict[str, Job] = {}
         self._stopping = False
+        self.newest = NewestBackup(home.config.data, home.rpc, connected)
         #: Checks that the marks of all partitions are consistent with each other.
         self.why_not_together: Callable[[Mapping[int, Marks]], str | None] = why_not_together
         home.rpc.serve("backup-show", self._serve_show)
@@ -294,6 +296,10 @@ class Backups:
                 job.doing = "removing what was written"
                 await self._clean_up(store, job.id)
         job.status, job.ended_ms = status, self._now_ms()
+        if status == SUCCEEDED:
+            self.newest.made(job.ended_ms)
+        elif status == ENDED_BADLY:
+            self.newest.failed += 1
         if cancelled:
             raise asyncio.CancelledError
 

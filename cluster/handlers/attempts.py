@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
+from holdfast.cluster.handlers.timings import Timings
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.registry.machine import Target
 from holdfast.log.errors import ProposalError, TooLarge
@@ -44,6 +45,7 @@ class Ticket(NamedTuple):
     first: First | None  # Only if it starts at once. A waiting attempt is read from the state again.
     handler: tuple[str, str]  # Its service, and its name there.
     losses: int = 0  # Consecutive streams that its invocation lost.
+    since: float = 0.0  # When it began to wait, by the clock of the loop.
 
 
 class Opening(NamedTuple):
@@ -141,6 +143,7 @@ class Attempt:
         "asked_at",
         "asked_back",
         "backlog",
+        "began_at",
         "begun",
         "beside",
         "carrier",
@@ -150,6 +153,7 @@ class Attempt:
         "length",
         "losses",
         "order",
+        "ours_s",
         "over",
         "owner",
         "partition",
@@ -161,6 +165,7 @@ class Attempt:
         "unresolved",
         "unsent",
         "version",
+        "waits_since",
     )
 
     def __init__(
@@ -192,7 +197,9 @@ class Attempt:
         self.order = order  # Its START contained the journal's events up to this one.
         self.length = self.sent = length  # Steps acknowledged, or about to be; and steps received.
         self.ack_waits: Any = None  # The carrier's pending acknowledgement, which later ones may join.
-        self.last_frame_at = now
+        self.began_at = self.last_frame_at = now
+        self.ours_s = 0.0  # How long its handler waited until steps were durable,
+        self.waits_since = 0.0  # and since when it waits now; 0 if it does not.
         #: Commands that follow a large value that is still being staged, in order, and whether each is the last.
         self.backlog: deque[tuple[Command, bool]] = deque()
         #: What follows a call to a handler that is unknown here, in order, while this node asks its peers: how to
@@ -210,6 +217,19 @@ class Attempt:
 
     def now_ms(self) -> int:
         return self.partition.now_ms()
+
+    def acknowledged(self, length: int, now: float) -> None:
+        """Steps below `length` are durable."""
+        self.length = length  # An equal length is also an answer: to a step that was already recorded.
+        if length >= self.sent and self.waits_since:
+            self.ours_s += now - self.waits_since
+            self.waits_since = 0.0
+        self.carrier.acknowledge(self)
+
+    def measure(self, timings: Timings, now: float) -> None:
+        """It ends with an answer of its handler."""
+        ours_s = self.ours_s + (now - self.waits_since if self.waits_since else 0.0)
+        timings.ended(now - self.began_at, ours_s)
 
     def ask_back(self) -> None:
         """Ask it to suspend at the next point where it only waits."""

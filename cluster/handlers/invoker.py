@@ -24,6 +24,7 @@ from holdfast.cluster.handlers.failures import Failures
 from holdfast.cluster.handlers.openings import NO_STATE, eager_state, opening_of, opening_of_first
 from holdfast.cluster.handlers.protocols.interface import HandlerProtocol
 from holdfast.cluster.handlers.queue import ALONE
+from holdfast.cluster.handlers.timings import Timings
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.registry.machine import Target
 from holdfast.cluster.registry.registry import Registry
@@ -85,6 +86,7 @@ class Invoker:
         self.attempts: dict[InvocationId, Attempt] = {}
         self.endpoints: dict[str, Endpoint] = {}
         self.started = 0
+        self.timings = Timings()
         self.frames_in = 0
         self.stager = stager or Stager()
         self.objects = objects
@@ -128,9 +130,8 @@ class Invoker:
             losses = record.losses
         target = self.find(service, handler, deployment)
         if target is not None:
-            ticket = Ticket(
-                owner=owner, id=effect.id, epoch=effect.epoch, first=first, handler=(service, handler), losses=losses
-            )
+            now = self._loop.time()
+            ticket = Ticket(owner, effect.id, effect.epoch, first, handler=(service, handler), losses=losses, since=now)
             self.endpoint(target.deployment).enqueue(ticket)
         elif is_fresh:
             self._refuse(owner, effect.id, effect.epoch, service=service, handler=handler, deployment=deployment)
@@ -161,8 +162,7 @@ class Invoker:
     def acknowledge(self, effect: Acknowledge) -> None:
         attempt = self.attempts.get(effect.id)
         if attempt is not None and attempt.epoch == effect.epoch and attempt.length <= effect.length:
-            attempt.length = effect.length  # An equal length is also an answer: to a step that was already recorded.
-            attempt.carrier.acknowledge(attempt)
+            attempt.acknowledged(effect.length, self._loop.time())
 
     def complete(self, effect: SendCompletion) -> None:
         attempt = self.attempts.get(effect.id)
@@ -236,7 +236,7 @@ class Invoker:
         self, ticket: Ticket, carrier: Carrier, deployment: str, *, beside: int
     ) -> tuple[Attempt, Opening] | None:
         """The attempt and what it starts with; None if it is no longer needed, or belongs elsewhere."""
-        owner, ident, epoch, first, _, _ = ticket
+        owner, ident, epoch, first, *_ = ticket
         if owner.ended or owner.held:
             return None
         if first is not None:
@@ -273,7 +273,7 @@ class Invoker:
             suspects_max=beside,
             journal_limits=owner.partition.journal_limits,
         )
-        return self._register(attempt), opening
+        return self._register(attempt, ticket.since), opening
 
     def _build_first(
         self, ticket: Ticket, first: First, target: Target, carrier: Carrier, *, beside: int
@@ -294,11 +294,12 @@ class Invoker:
             suspects_max=beside,
             journal_limits=ticket.owner.partition.journal_limits,
         )
-        return self._register(attempt), opening
+        return self._register(attempt, ticket.since), opening
 
-    def _register(self, attempt: Attempt) -> Attempt:
+    def _register(self, attempt: Attempt, since: float) -> Attempt:
         self.attempts[attempt.id] = attempt
         self.started += 1
+        self.timings.start.observe(attempt.began_at - since)
         return attempt
 
     # -- what attempts send ------------------------------------------------------------------------------------------
@@ -312,6 +313,8 @@ class Invoker:
         return attempt
 
     def submit(self, attempt: Attempt, wanted: Command, *, last: bool) -> None:
+        if attempt.sent > attempt.length and not attempt.waits_since:
+            attempt.waits_since = attempt.last_frame_at
         if attempt.backlog or self.stager.large(wanted):
             self._stage(attempt, wanted, last=last)
         else:
@@ -340,9 +343,7 @@ class Invoker:
             if attempt.unresolved:
                 self.ask_directory(attempt, again, weight)
             else:
-                again(
-                    offset == 0
-                )  # Later ones arrived after the read began. If they call an unknown handler, they ask again.
+                again(offset == 0)  # Later ones arrived after the read began: an unknown handler makes them ask again.
 
     def blame(self, attempt: Attempt, why: str) -> None:
         """The attempt's SDK violated the protocol. A retry rarely helps, so the invocation soon waits for an operator."""
@@ -353,13 +354,13 @@ class Invoker:
 
     def _submit(self, attempt: Attempt, wanted: Command, *, last: bool) -> None:
         if last:
+            attempt.measure(self.timings, self._loop.time())
             self._end(attempt)
         elif type(wanted) is FailAttempt:
             self.drop(attempt, wanted.failure[2])  # It made an invalid request.
         if not attempt.partition.submit(wanted, attempt.answered):
-            self.drop(
-                attempt, "its step could not be journaled"
-            )  # Nothing may follow a gap; `answered` gets the reason.
+            # Nothing may follow a gap. `answered` gets the reason.
+            self.drop(attempt, "its step could not be journaled")
 
     # -- large values ------------------------------------------------------------------------------------------------
 
@@ -507,9 +508,7 @@ class Invoker:
                 else:
                     self.lost(attempt, why)
             elif blamed is None and attempt.partition.level >= 2:
-                attempt.begun = (
-                    True  # An endpoint that violates the protocol is not trusted to say that it has not begun.
-                )
+                attempt.begun = True  # Whatever it says: it violates the protocol.
                 self.crashed(attempt, blame, kind="ProtocolError")
             elif blamed in (None, attempt.id) and not attempt.owner.ended:
                 attempt.partition.submit(self._failures.of_protocol(attempt, blame), attempt.answered)

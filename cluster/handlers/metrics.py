@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
+    HistogramMetricFamily,
     Metric,
 )
 
@@ -37,6 +38,27 @@ def of_handlers(invoker: Invoker) -> Iterator[Metric]:
         waiting.add_metric([name], len(endpoint.queue))
         failures.add_metric([name], endpoint.failures)
     yield from (running, waiting, failures, blocked)
+    timings = invoker.timings
+    for name, about, histogram in (
+        (
+            "holdfast_attempt_start_seconds",
+            "Holdfast's own time before an attempt: from the decision to start it until it is sent to its endpoint.",
+            timings.start,
+        ),
+        (
+            "holdfast_attempt_ours_seconds",
+            "Holdfast's own time during an attempt: its handler waited until steps were durable. Attempts that answered.",
+            timings.ours,
+        ),
+        (
+            "holdfast_attempt_handler_seconds",
+            "Time that an attempt spent in its handler, on the network to it, and awaiting something. Attempts that answered.",
+            timings.handler,
+        ),
+    ):
+        seconds = HistogramMetricFamily(name, about)
+        seconds.add_metric([], histogram.cumulative(), histogram.sum)
+        yield seconds
     yield CounterMetricFamily("holdfast_invoker_frames_in", "Frames received from endpoints.", invoker.frames_in)
     yield GaugeMetricFamily(
         "holdfast_blobs_staging_bytes",

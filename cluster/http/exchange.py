@@ -189,6 +189,8 @@ class Exchange:
         self.active_bytes = 0
         self.refused = 0  # for want of room, since the start
         self.latency = Histogram()  # seconds from request to answer
+        #: Answers by the first digit of their status. At 0: the client was gone before its answer.
+        self.statuses = [0] * 6
 
     def stop(self, why: str = "this node is shutting down") -> None:
         """Accept no new work; waiting clients are asked to retry. The invocations themselves continue."""
@@ -222,6 +224,7 @@ class Exchange:
             answer = refusal(
                 Overloaded(f"{self.active} requests are in progress on this node, which is the limit"), self.source
             )
+            self.statuses[answer.status // 100] += 1
             return self._share(answer, headers)
         request = Request(exchange=self, method=method, target=target, headers=headers, body=body, principal=ANYBODY)
         self.active += 1
@@ -236,6 +239,7 @@ class Exchange:
                 request.principal = STRANGER
             self.browsers.check(method, target, headers)
             if method == "OPTIONS" and (allowed := self.browsers.preflight(headers)) is not None:
+                status = 204
                 return self._share(Answer(204, b"", headers=allowed), headers)
             if self._stopping:
                 raise Stopping(self._stopping)
@@ -271,6 +275,7 @@ class Exchange:
             self._tasks.pop(task, None)
             self.active -= 1
             self.active_bytes -= request.held - held
+            self.statuses[status // 100] += 1
             self.latency.observe(perf_counter() - began)
 
     async def _use_session(self, request: Request, sessions: Sessions) -> None:

@@ -1,12 +1,26 @@
-"""The metrics of the audit trail."""
+"""The metrics of both doors, and of the audit trail."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from holdfast.cluster.http.audit import Audit
+from holdfast.cluster.http.exchange import Exchange
+
+
+def of_doors(exchanges: Iterable[Exchange]) -> Iterator[Metric]:
+    responses = CounterMetricFamily(
+        "holdfast_http_responses",
+        "Responses by class of their status. The class gone counts clients that disconnected before their response.",
+        labels=["door", "class"],
+    )
+    for exchange in exchanges:
+        for digit, count in enumerate(exchange.statuses):
+            if digit != 1:  # No request of ours is answered 1xx.
+                responses.add_metric([exchange.source, f"{digit}xx" if digit else "gone"], count)
+    yield responses
 
 
 def of_audit(audit: Audit) -> Iterator[Metric]:

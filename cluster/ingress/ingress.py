@@ -13,6 +13,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
+from time import perf_counter
 from typing import Any, Final, Protocol
 
 from holdfast.cluster.config import Config
@@ -31,6 +32,7 @@ from holdfast.cluster.errors import (
     error_body,
     status_of,
 )
+from holdfast.cluster.histogram import Histogram
 from holdfast.cluster.http.exchange import JSON, Answer, Request, split_target
 from holdfast.cluster.http.routes import PUBLIC, match
 from holdfast.cluster.ingress.openapi import openapi
@@ -117,6 +119,7 @@ class Ingress:
         self._closed = closed  # Why no request is taken yet.
         self._waiting: dict[Channel, None] = {}  # Used as a set, in order of arrival.
         self.accepted = 0
+        self.acceptance = Histogram()  # Seconds until an invocation is durable.
 
     def stop(self, why: str) -> None:
         for channel in list(self._waiting):
@@ -195,7 +198,9 @@ class Ingress:
         with self._replies.wait(id_) as reply:  # Registered first, so that no outcome is missed.
             self._waiting[reply] = None
             try:
+                began = perf_counter()
                 result = await self._router.submit(id_, work.pop())
+                self.acceptance.observe(perf_counter() - began)
                 request.let_go()
                 self.accepted += 1
                 outcome = result.outcome
@@ -207,7 +212,9 @@ class Ingress:
         return await self._outcome_answer(request, id_, outcome, target.output_type)
 
     async def _send(self, request: Request, id_: InvocationId, work: list[Invoke]) -> Answer:
+        began = perf_counter()
         result = check(await self._router.submit(id_, work.pop()))
+        self.acceptance.observe(perf_counter() - began)
         self.accepted += 1
         status = b"PreviouslyAccepted" if result.code == Code.UNCHANGED else b"Accepted"
         name = format_id(id_)

@@ -27,6 +27,12 @@ def of_ingress(ingress: Ingress, server: HttpServer) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "holdfast_ingress_refused", "Requests refused because a limit was reached.", exchange.refused
     )
+    acceptance = HistogramMetricFamily(
+        "holdfast_ingress_accept_seconds",
+        "Holdfast's own time until a new invocation is durable on a majority of the nodes.",
+    )
+    acceptance.add_metric([], ingress.acceptance.cumulative(), ingress.acceptance.sum)
+    yield acceptance
     latency = HistogramMetricFamily("holdfast_ingress_seconds", "Time from a request to its response.")
     latency.add_metric([], exchange.latency.cumulative(), exchange.latency.sum)
     yield latency

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Final
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import (
@@ -26,22 +27,37 @@ from holdfast.cluster.observe.watchdog import Watchdog
 from holdfast.log.node import LogNode
 from holdfast.statemachine.queries import Statistics
 
+#: What a node is. `unhealthy`: it serves, but requests may fail; its health says why.
+STATES: Final = ("starting", "serving", "unhealthy", "stopping", "removed")
+
 
 class Metrics:
-    """The metrics of one node. `scrape` first reads statistics from the partitions, then formats them in a separate thread."""
+    """The metrics of one node. `scrape` first reads statistics from the partitions, then formats them in a separate thread.
 
-    def __init__(self, statistics: Callable[[], Awaitable[Statistics]], *rooms: Callable[[], Iterable[Metric]]) -> None:
+    `statistics`: None while there are no partitions yet.
+    """
+
+    def __init__(
+        self,
+        statistics: Callable[[], Awaitable[Statistics]] | None,
+        *rooms: Callable[[], Iterable[Metric]],
+        process: bool = True,
+    ) -> None:
         self._statistics = statistics
         self._rooms = rooms
         self._registry = CollectorRegistry()
         self._found: list[Metric] = []
         self._registry.register(self)
-        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        for collector in (ProcessCollector, PlatformCollector, GCCollector) if process else ():
             collector(registry=self._registry)
 
+    async def families(self) -> list[Metric]:
+        """Of the rooms of this node. prometheus-client adds those of the process."""
+        statistics = [*of_invocations(await self._statistics())] if self._statistics is not None else []
+        return [*statistics, *(metric for room in self._rooms for metric in room())]
+
     async def scrape(self) -> tuple[bytes, str]:
-        statistics = await self._statistics()
-        self._found = [*of_invocations(statistics), *(metric for room in self._rooms for metric in room())]
+        self._found = await self.families()
         return await asyncio.to_thread(generate_latest, self._registry), CONTENT_TYPE_LATEST
 
     def collect(self) -> Iterator[Metric]:
@@ -49,14 +65,35 @@ class Metrics:
         yield from self._found
 
 
-def of_node(config: Config, dog: Watchdog) -> Iterator[Metric]:
+def of_state(state: str) -> Iterator[Metric]:
+    assert state in STATES, state
+    found = GaugeMetricFamily(
+        "holdfast_node_state",
+        "1 for the state of this node, 0 for the others: starting (it has not joined its cluster yet), serving, "
+        "unhealthy (requests may fail, and GET /health says why), stopping, or removed from the cluster.",
+        labels=["state"],
+    )
+    for each in STATES:
+        found.add_metric([each], float(each == state))
+    yield found
+
+
+def of_node(config: Config, dog: Watchdog, now_ms: Callable[[], int]) -> Iterator[Metric]:
     yield InfoMetricFamily(
         "holdfast", "This node.", {"version": __version__, "node": config.node, "cluster": config.cluster}
     )
+    disk = shutil.disk_usage(config.data)
     yield GaugeMetricFamily(
         "holdfast_disk_free_bytes",
-        "Free bytes on the file system of the data directory.",
-        shutil.disk_usage(config.data).free,
+        "Bytes on the file system of the data directory that this node may still use.",
+        disk.free,
+    )
+    yield GaugeMetricFamily(
+        "holdfast_disk_used_bytes", "Used bytes on the file system of the data directory, by anything.", disk.used
+    )
+    yield GaugeMetricFamily("holdfast_disk_size_bytes", "Size of the file system of the data directory.", disk.total)
+    yield GaugeMetricFamily(
+        "holdfast_clock_timestamp_seconds", "The clock of this node, in seconds since 1970.", now_ms() / 1000
     )
     yield GaugeMetricFamily("holdfast_loop_lag_seconds", "Delay of the last timer of the event loop.", dog.lag_s)
     yield GaugeMetricFamily(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -12,6 +13,11 @@ from prometheus_client.core import (
 )
 
 from holdfast.cluster.partition.door import Partition
+from holdfast.log.node import Group
+from holdfast.statemachine import queries
+
+#: A scrape counts no more due timers than this per partition.
+DUE_TIMERS_MAX: Final = 1000
 
 
 def of_partitions(partitions: Iterable[Partition]) -> Iterator[Metric]:
@@ -48,3 +54,63 @@ def of_partitions(partitions: Iterable[Partition]) -> Iterator[Metric]:
         batches.add_metric(name, partition.batches)
         bytes_.add_metric(name, partition.state.bytes_used())
     yield from (leader, term, commit, commit_lag, apply_lag, under_way, commands, batches, bytes_, latency)
+
+
+def of_groups(groups: Iterable[tuple[str, Group]]) -> Iterator[Metric]:
+    """How the Raft groups of this node elect and follow their leaders. The meta group is called meta."""
+    label = ["partition"]
+    elections = CounterMetricFamily(
+        "holdfast_partition_elections",
+        "Elections of a leader that this node began: it lost its leader, or took the partition over.",
+        labels=label,
+    )
+    changes = CounterMetricFamily(
+        "holdfast_partition_role_changes", "How often this node changed between leader and follower.", labels=label
+    )
+    headless = GaugeMetricFamily(
+        "holdfast_partition_without_leader", "1 if this node knows no leader of the partition.", labels=label
+    )
+    lag = GaugeMetricFamily(
+        "holdfast_partition_follower_lag_entries",
+        "Entries of the log that a follower has not acknowledged. Only the leader of the partition knows.",
+        labels=[*label, "node"],
+    )
+    for name, group in groups:
+        status = group.status()
+        elections.add_metric([name], status.elections)
+        changes.add_metric([name], status.role_changes)
+        headless.add_metric([name], float(status.leader is None))
+        for peer, match in status.match.items() if group.is_leader else ():
+            lag.add_metric([name, peer], max(status.last - match, 0))
+    yield from (elections, changes, headless, lag)
+
+
+def of_queues(partitions: Iterable[Partition]) -> Iterator[Metric]:
+    """What waits in the partitions that this node leads."""
+    label = ["partition"]
+    due = GaugeMetricFamily(
+        "holdfast_timers_due",
+        f"Timers that are due and have not fired yet, in partitions that this node leads; at most {DUE_TIMERS_MAX}.",
+        labels=label,
+    )
+    behind = GaugeMetricFamily(
+        "holdfast_timers_behind_seconds",
+        "Time since the oldest timer that has not fired yet was due; 0 if none is due.",
+        labels=label,
+    )
+    outbox = GaugeMetricFamily(
+        "holdfast_partition_outbox_messages",
+        "Messages to other partitions that these have not accepted yet.",
+        labels=label,
+    )
+    for partition in partitions:
+        if partition.leadership is None:
+            continue
+        name, now_ms = [str(partition.number)], partition.now_ms()
+        with partition.state.read() as txn:
+            count, oldest_ms = queries.due_timers(txn, now_ms, DUE_TIMERS_MAX)
+            messages = queries.outbox_length(txn)
+        due.add_metric(name, count)
+        behind.add_metric(name, max(now_ms - oldest_ms, 0) / 1000 if count else 0.0)
+        outbox.add_metric(name, messages)
+    yield from (due, behind, outbox)
