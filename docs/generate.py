@@ -73,6 +73,8 @@ cluster), Log and Process. With `auth = "tokens"` it can check no token of the c
 joined: it then serves everything to its own admin token, and to all others `holdfast_node_state`
 alone.
 
+Dashboards and alerts are in `deploy/`, and the [runbook](runbook.md) says what to do.
+
 The latency of Holdfast and that of the handlers are measured apart. A request waits for
 `holdfast_ingress_accept_seconds` until it is durable. Its attempt waits for
 `holdfast_attempt_start_seconds` until it is sent to the handler. Then the attempt takes
