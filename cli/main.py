@@ -25,6 +25,7 @@ from holdfast.cli.invocations import invocations
 from holdfast.cli.output import json_option, print_json
 from holdfast.cli.run import dev, serve
 from holdfast.cli.snapshots import snapshot
+from holdfast.cli.statistics import statistics
 from holdfast.cli.tokens import token
 
 
@@ -147,6 +148,7 @@ for command in (
     call,
     send,
     invocations,
+    statistics,
     state,
     cluster,
     config,

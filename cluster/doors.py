@@ -17,6 +17,7 @@ from holdfast.cluster.admin.invocations import InvocationAdmin
 from holdfast.cluster.admin.objects import ObjectAdmin
 from holdfast.cluster.admin.overview import Overview
 from holdfast.cluster.admin.pages import Pages
+from holdfast.cluster.admin.statistics import StatisticsAdmin
 from holdfast.cluster.admin.tokens import TokenAdmin
 from holdfast.cluster.backup.metrics import of_backups
 from holdfast.cluster.config import Endpoint
@@ -82,6 +83,7 @@ class Doors:
             DeploymentAdmin(registry, serving.reader, healths),
             ObjectAdmin(registry, serving.router, serving.reader),
             InvocationAdmin(registry, serving.router, serving.reader, healths=healths, now_ms=now_ms),
+            StatisticsAdmin(serving.reader, now_ms),
             ClusterAdmin(
                 config,
                 serving.router,

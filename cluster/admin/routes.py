@@ -144,6 +144,13 @@ ROUTES: Final = (
     ),
     Route(
         "GET",
+        "/statistics",
+        "statistics",
+        "Counts of invocations by service and status, and totals since the start; from counters, without a scan",
+        READ,
+    ),
+    Route(
+        "GET",
         "/invocations",
         "invocations",
         "Invocations that match every filter, newest first, in pages",
