@@ -16,6 +16,7 @@ from holdfast.cluster.durations import format_duration_ms
 
 _FILTERS = (
     "status", "service", "handler", "key", "deployment", "older_than", "outcome", "since", "until", "idempotency_key",
+    "key_prefix", "failure_code", "failure", "parent", "completed_since", "completed_until",
 )  # fmt: skip
 
 
@@ -39,6 +40,14 @@ def filters(command: Function) -> Function:
             click.option("--since", metavar="TIME", help="Created at or after: 2h (ago), 2026-11-18T04:00:00Z."),
             click.option("--until", metavar="TIME", help="Created before: 2h (ago), 2026-11-18T04:00:00Z."),
             click.option("--idempotency-key", help="Created with this Idempotency-Key."),
+            click.option("--key-prefix", help="With a key that begins with this text."),
+            click.option("--failure-code", metavar="CODE", help="Failed with this code, finally or last."),
+            click.option("--failure", metavar="TEXT", help="This text is in the message or kind of that failure."),
+            click.option("--parent", metavar="ID", help="Called or sent by this invocation."),
+            click.option(
+                "--completed-since", metavar="TIME", help="Completed at or after: 2h (ago), 2026-11-18T04:00:00Z."
+            ),
+            click.option("--completed-until", metavar="TIME", help="Completed before: 2h (ago), 2026-11-18T04:00:00Z."),
         )
     ):
         command = option(command)
@@ -52,21 +61,27 @@ def invocations() -> None:
 
 @invocations.command("list")
 @filters
+@click.option(
+    "--order", type=click.Choice(("newest", "oldest")), default="newest", show_default=True, help="Which first."
+)
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 100_000), help="Show at most this many.")
 @admin_option
 @json_option
-def list_invocations(limit: int, admin_url: str, as_json: bool, **chosen: str | None) -> None:
-    """List the newest invocations that match every given option.
+def list_invocations(order: str, limit: int, admin_url: str, as_json: bool, **chosen: str | None) -> None:
+    """List the invocations that match every given option, newest first.
 
     \b
     holdfast invocations list --status active
     holdfast invocations list --outcome failed --since 1h
     holdfast invocations list --status paused,backing-off --service trips --older-than 10m
+    holdfast invocations list --failure "connection refused" --completed-since 1d --order oldest
     """
     found: list[dict[str, Any]] = []
     cursor: str | None = None
     while True:
         parameters = {**chosen, "limit": min(limit - len(found), 1000), "cursor": cursor}
+        if order != "newest":  # An older node knows no other order.
+            parameters["order"] = order
         page = client.admin(admin_url, "GET", "/invocations", parameters=parameters)
         found += page["invocations"]
         cursor = page["cursor"]
@@ -76,10 +91,10 @@ def list_invocations(limit: int, admin_url: str, as_json: bool, **chosen: str | 
         print_json({"invocations": found, "more": cursor is not None})
         return
     table(
-        ("ID", "TARGET", "STATUS", "AGE", "STEPS", "FAILURES"),
+        ("ID", "TARGET", "STATUS", "AGE", "STEPS", "FAILURES", "LAST FAILURE"),
         (
             (each["id"], _target(each), each["end"] or each["status"], age(each["created_at"]), each["steps"],
-             each["failures"] or None)
+             each["failures"] or None, _short(failure["message"]) if (failure := each.get("failure")) else None)
             for each in found
         ),
         empty="No invocations match." if any(chosen.values()) else "No invocations.",

@@ -33,3 +33,6 @@ class Memory:
             assert len(self._keys) == size, "nothing is written during a scan"
             key = self._keys[offset]
             yield key, self._values[key]
+
+    def scan_back(self, first: bytes, end: bytes, /) -> Iterator[tuple[bytes, bytes]]:
+        yield from reversed(list(self.scan(first, end)))

@@ -11,7 +11,8 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from holdfast.sdk.ids import NO_INVOCATION, InvocationId, ObjectId, object_id
+from holdfast.sdk.ids import InvocationId, ObjectId, object_id
+from holdfast.sdk.journal import Op
 from holdfast.statemachine import blobs, listing, refs, retention, timers, values
 from holdfast.statemachine.commands import Payload, Ref
 from holdfast.statemachine.effects import (
@@ -24,9 +25,9 @@ from holdfast.statemachine.effects import (
     Status,
 )
 from holdfast.statemachine.records import (
-    INDEXED,
     STATUS_AT,
     Count,
+    End,
     Invocation,
     Meta,
     Object,
@@ -40,7 +41,6 @@ from holdfast.statemachine.records import (
 from holdfast.statemachine.tables import (
     ACTIVE,
     COMPLETED,
-    CREATED,
     DEPLOYMENT,
     FAILURE,
     GONE,
@@ -65,6 +65,8 @@ from holdfast.statemachine.txn import ReadTxn
 LOOKED_AT_MAX: Final = 10_000
 _DONE: Final = Status.COMPLETED
 _RUNNING: Final = Status.RUNNING
+_STEPS_LOOKED_AT: Final = 100  # waiting steps of one invocation, for one that fails
+_LAST_ERROR: Final = 3  # in the argument of a RUN that failed: see `steps.Tries`
 
 
 # -- one invocation ------------------------------------------------------------------------------------------------------
@@ -104,6 +106,32 @@ def last_failure(txn: ReadTxn, ident: InvocationId) -> FailedAttempt | None:
     """The newest attempt that failed."""
     raw = txn.get(FAILURE + ident)
     return None if raw is None else FailedAttempt(*unpack(raw))
+
+
+class ShownFailure(NamedTuple):
+    """Why an invocation failed, or why it is not done yet. New fields go to the end, with a default."""
+
+    code: int | None  # None: a step failed, which has no code
+    message: str
+    kind: str
+
+
+def shown_failure(txn: ReadTxn, record: Invocation) -> ShownFailure | None:
+    """The failure that a completed invocation ended with, or the last one of an active invocation."""
+    if record.status == _DONE:
+        ended = outcome(txn, record.id) if record.end != End.SUCCEEDED else None
+        return ShownFailure(*ended[1:4]) if ended is not None and ended[0] == 1 else None
+    if record.step_failures:
+        for _, step in waiting_steps(txn, record.id, _STEPS_LOOKED_AT):
+            if step[0] == Op.RUN and len(step[2]) > _LAST_ERROR:
+                return ShownFailure(None, step[2][_LAST_ERROR], "")
+    failure = last_failure(txn, record.id) if record.failures_total or record.lapses else None
+    return ShownFailure(failure.code, failure.message, failure.kind) if failure is not None else None
+
+
+def completed_ms(record: Invocation) -> int:
+    """When it completed; 0: it has not."""
+    return record.since_ms if record.status == _DONE else 0
 
 
 def paused(txn: ReadTxn, ids: list[InvocationId]) -> list[InvocationId]:
@@ -146,8 +174,15 @@ class Filter(NamedTuple):
     ends: tuple[int, ...] | None = None  # how it completed: see `records.End`
     created_since_ms: int | None = None
     idempotency_key: str | None = None
+    key_prefix: str | None = None
+    failure_code: int | None = None
+    failure: str | None = None  # contained in the message or the kind of its failure, in lower case
+    parent: InvocationId | None = None
+    completed_since_ms: int | None = None
+    completed_before_ms: int | None = None
 
     def matches(self, record: Invocation) -> bool:
+        """Whether the record alone lets it pass. `admits` looks at its failure, too."""
         return (
             (self.statuses is None or shown_status(record) in self.statuses)
             and (self.service is None or record.service == self.service)
@@ -158,7 +193,28 @@ class Filter(NamedTuple):
             and (self.ends is None or (record.status == _DONE and record.end in self.ends))
             and (self.created_since_ms is None or record.created_ms >= self.created_since_ms)
             and (self.idempotency_key is None or record.idempotency_key == self.idempotency_key)
+            and (self.key_prefix is None or (record.key is not None and record.key.startswith(self.key_prefix)))
+            and (self.parent is None or record.caller == self.parent)
+            and (self.completed_since_ms is None or completed_ms(record) >= max(self.completed_since_ms, 1))
+            and (self.completed_before_ms is None or 0 < completed_ms(record) < self.completed_before_ms)
         )
+
+    @property
+    def asks_for_failures(self) -> bool:
+        return self.failure_code is not None or self.failure is not None
+
+
+def admits(txn: ReadTxn, wanted: Filter, record: Invocation) -> bool:
+    if not wanted.matches(record):
+        return False
+    if not wanted.asks_for_failures:
+        return True
+    found = shown_failure(txn, record)
+    return (
+        found is not None
+        and wanted.failure_code in (None, found.code)
+        and (wanted.failure is None or any(wanted.failure in text.lower() for text in (found.message, found.kind)))
+    )
 
 
 def list_invocations(
@@ -183,61 +239,11 @@ def list_invocations(
             ident = InvocationId(key[1:])
             record = unpack_invocation(ident, raw) if table == ACTIVE else unpack_completed(ident, raw)
             looked_at += 1
-            if wanted.matches(record):
+            if admits(txn, wanted, record):
                 found.append(record)
             if len(found) >= limit or looked_at >= LOOKED_AT_MAX:
                 return found, key
     return found, None
-
-
-def newest(
-    txn: ReadTxn, wanted: Filter, after_position: bytes, limit: int
-) -> tuple[list[Invocation], bytes | None] | None:
-    """At most `limit` invocations that match after a position, newest first, and the position of the next page (None:
-    this is the last). A page may be short: see LOOKED_AT_MAX.
-
-    Returns None while the index is incomplete.
-    """
-    about = meta(txn)
-    if about.level < 2 or about.indexed != INDEXED:
-        return None
-    if wanted.statuses is not None and _DONE not in wanted.statuses and _active(txn) <= LOOKED_AT_MAX:
-        return _newest_active(txn, wanted, after_position, limit)
-    first = CREATED + (after_position + b"\0" if after_position else b"")
-    if wanted.created_before_ms is not None:
-        first = max(first, CREATED + listing.position(wanted.created_before_ms - 1, NO_INVOCATION))
-    end = after(CREATED)
-    if wanted.created_since_ms is not None:
-        end = (
-            min(end, CREATED + listing.position(wanted.created_since_ms - 1, NO_INVOCATION))
-            if wanted.created_since_ms > 0
-            else end
-        )
-    found: list[Invocation] = []
-    for looked_at, (key, _) in enumerate(txn.scan(first, end), start=1):
-        record = load(txn, InvocationId(key[9:]))
-        assert record is not None, "an invocation in the index exists"
-        if wanted.matches(record):
-            found.append(record)
-        if len(found) >= limit or looked_at >= LOOKED_AT_MAX:
-            return found, key[1:]
-    return found, None
-
-
-def _active(txn: ReadTxn) -> int:
-    """The number of invocations that are not completed."""
-    return sum(sum(unpack(raw)[:_DONE]) for _, raw in txn.scan(SERVICE, after(SERVICE)))
-
-
-def _newest_active(
-    txn: ReadTxn, wanted: Filter, after_position: bytes, limit: int
-) -> tuple[list[Invocation], bytes | None]:
-    """Examine active invocations alone, because they are few among many."""
-    records = (unpack_invocation(InvocationId(key[1:]), raw) for key, raw in txn.scan(ACTIVE, after(ACTIVE)))
-    found = [(listing.position(record.created_ms, record.id), record) for record in records if wanted.matches(record)]
-    behind = sorted((pair for pair in found if pair[0] > after_position), key=lambda pair: pair[0])
-    page = behind[:limit]
-    return [record for _, record in page], page[-1][0] if len(behind) > limit else None
 
 
 # -- objects -----------------------------------------------------------------------------------------------------------

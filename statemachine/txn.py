@@ -20,6 +20,13 @@ class ReadTxn(Protocol):
         """Pairs with `first <= key < end`, in key order. Nothing may be written during the scan."""
 
 
+class TwoWayTxn(ReadTxn, Protocol):
+    """A view that is also read backwards: apply never needs that, lists for people do."""
+
+    def scan_back(self, first: bytes, end: bytes, /) -> Iterator[tuple[bytes, bytes]]:
+        """The same pairs as those of `scan`, last first."""
+
+
 class Txn(ReadTxn, Protocol):
     """A view that sees its own writes."""
 

@@ -15,10 +15,11 @@ from holdfast.cluster.admin.parameters import (
     json_answer,
     read_body,
     read_ends,
+    read_id,
     read_statuses,
     read_time,
 )
-from holdfast.cluster.admin.routes import BULK, BULK_MAX, FILTER_NAMES, PAGE, PAGE_MAX, STEPS_PAGE
+from holdfast.cluster.admin.routes import BULK, BULK_MAX, FILTER_NAMES, OLDEST, ORDERS, PAGE, PAGE_MAX, STEPS_PAGE
 from holdfast.cluster.admin.views import read_payload, show_description, show_invocation, show_step
 from holdfast.cluster.durations import parse_duration_ms
 from holdfast.cluster.errors import BadRequest, Conflict, UnknownInvocation, check, circumstance
@@ -48,10 +49,15 @@ class InvocationAdmin:
         self._now_ms = now_ms
 
     async def on_invocations(self, request: AdminRequest) -> Answer:
-        parameters = Parameters(request, *FILTER_NAMES, "limit", "cursor")
+        parameters = Parameters(request, *FILTER_NAMES, "order", "limit", "cursor")
         wanted = self._filter(parameters)
-        page = await self._reader.page(wanted, parameters.text("cursor"), parameters.number("limit", PAGE, 1, PAGE_MAX))
-        shown = [show_invocation(record) for record in page.records]
+        page = await self._reader.page(
+            wanted,
+            parameters.text("cursor"),
+            parameters.number("limit", PAGE, 1, PAGE_MAX),
+            oldest=parameters.choice("order", ORDERS) == OLDEST,
+        )
+        shown = [show_invocation(record, page.failures.get(record.id)) for record in page.records]
         return json_answer(200, {"invocations": shown, "cursor": page.cursor})
 
     def _filter(self, parameters: Parameters) -> Filter:
@@ -73,6 +79,12 @@ class InvocationAdmin:
             ends=read_ends(parameters.text("outcome")),
             created_since_ms=read_time(parameters, "since", self._now_ms()),
             idempotency_key=parameters.text("idempotency_key"),
+            key_prefix=parameters.text("key_prefix"),
+            failure_code=parameters.number("failure_code", 0, 1, 999_999) if parameters.text("failure_code") else None,
+            failure=failure.lower() if (failure := parameters.text("failure")) is not None else None,
+            parent=read_id(parent) if (parent := parameters.text("parent")) is not None else None,
+            completed_since_ms=read_time(parameters, "completed_since", self._now_ms()),
+            completed_before_ms=read_time(parameters, "completed_until", self._now_ms()),
         )
 
     async def on_invocation(self, request: AdminRequest) -> Answer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -39,8 +39,12 @@ class AdminRequest(NamedTuple):
 
 
 def id_of(request: AdminRequest) -> InvocationId:
+    return read_id(request.path["id"])
+
+
+def read_id(text: str) -> InvocationId:
     try:
-        return parse_id(request.path["id"])
+        return parse_id(text)
     except BadId as error:
         raise BadRequest(str(error), "it is in the header x-holdfast-id of every answer about an invocation") from None
 
@@ -90,6 +94,13 @@ class Parameters:
         if value not in ("true", "false", "1", "0"):
             raise BadRequest(f"{name}: true or false expected")
         return value in ("true", "1")
+
+    def choice(self, name: str, known: Sequence[str]) -> str:
+        """One of the known words; the first if none is given."""
+        value = self._query.get(name, known[0])
+        if value not in known:
+            raise BadRequest(f"{name}: {' or '.join(known)} expected")
+        return value
 
     def number(self, name: str, default: int, low: int, high: int) -> int:
         value = self._query.get(name)

@@ -13,6 +13,8 @@ PAGE_MAX: Final = 1000
 BULK: Final = 1000
 BULK_MAX: Final = 100_000
 STEPS_PAGE: Final = 1000
+OLDEST: Final = "oldest"
+ORDERS: Final = ("newest", OLDEST)
 ACTIONS: Final = ("cancel", "kill", "pause", "resume", "restart", "purge")
 
 _TRUTH: Final = {"type": "boolean"}
@@ -30,6 +32,12 @@ FILTERS: Final = (
     Parameter("since", "created at or after this time: 2026-11-18T04:00:00Z, or a duration before now: 2h"),
     Parameter("until", "created before this time, or a duration before now"),
     Parameter("idempotency_key", "created with this Idempotency-Key"),
+    Parameter("key_prefix", "with a key that begins with this text"),
+    Parameter("failure_code", "ended with a failure of this code, or active with it as the last failure", NUMBER),
+    Parameter("failure", "this text is in the message or kind of that failure, in upper or lower case"),
+    Parameter("parent", "called or sent by the invocation with this id"),
+    Parameter("completed_since", "completed at or after this time, or a duration before now"),
+    Parameter("completed_until", "completed before this time, or a duration before now"),
 )
 _RESTART: Final = (
     Parameter("step", "restart: keep the steps before this one; 0 keeps only the input", NUMBER),
@@ -153,10 +161,11 @@ ROUTES: Final = (
         "GET",
         "/invocations",
         "invocations",
-        "Invocations that match every filter, newest first, in pages",
+        "Invocations that match every filter, by the time they were created, in pages; a page with a cursor may be short",
         READ,
         (
             *FILTERS,
+            Parameter("order", "newest (first, the default) or oldest", {"type": "string", "enum": list(ORDERS)}),
             Parameter("limit", f"of the page, up to {PAGE_MAX}; {PAGE} if not given", NUMBER),
             Parameter("cursor", "cursor from the previous page"),
         ),

@@ -31,7 +31,7 @@ from holdfast.statemachine.effects import STATUS_NAMES, Status
 from holdfast.statemachine.history import ENDED_NAMES, EndedAttempt
 from holdfast.statemachine.meta import Deployment, Handler, MetaState, Service
 from holdfast.statemachine.ops import ROWS
-from holdfast.statemachine.queries import shown_status
+from holdfast.statemachine.queries import ShownFailure, completed_ms, shown_status
 from holdfast.statemachine.records import END_NAMES, Invocation
 from holdfast.statemachine.texts import utc
 
@@ -93,7 +93,7 @@ def show_outcome(outcome: list[Any]) -> dict[str, Any]:
     return {"failure": {**shown, **(failure.extra or {})}}
 
 
-def show_invocation(record: Invocation) -> dict[str, Any]:
+def show_invocation(record: Invocation, failure: ShownFailure | None = None) -> dict[str, Any]:
     """One line of a list."""
     return {
         "id": format_id(record.id),
@@ -104,6 +104,9 @@ def show_invocation(record: Invocation) -> dict[str, Any]:
         "end": END_NAMES[record.end] if record.status == Status.COMPLETED else None,
         "created_at": show_time(record.created_ms),
         "since": show_time(record.since_ms),
+        "completed_at": show_time(completed_ms(record)),
+        "failure": failure._asdict() | {"kind": failure.kind or None} if failure is not None else None,
+        "parent": format_id(record.caller) if record.caller else None,
         "deployment": record.deployment,
         "attempts": record.epoch,
         "failures": record.failures + record.step_failures,
@@ -143,7 +146,7 @@ def show_description(description: Description, healths: Sequence[Health] = ()) -
     due = show_time(record.due_ms)
     failure = description.last_failure
     return {
-        **show_invocation(record),
+        **show_invocation(record, description.failure),
         "mode": MODE_NAMES[record.mode],
         "why_not_running": (why_down(healths) if record.status == Status.RUNNING else None)
         or description.why_not_running

@@ -73,6 +73,14 @@ class LmdbTxn:
                         return
                     yield item
 
+    def scan_back(self, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The same items, last first."""
+        with self.raw.cursor() as cursor:
+            found = cursor.prev() if cursor.set_range(high) else cursor.last()
+            while found and (key := cursor.key()) >= low:
+                yield key, cursor.value()
+                found = cursor.prev()
+
 
 class Condition(Protocol):
     """Of `threading.Condition`, what is used."""

@@ -14,22 +14,23 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple, Protocol
 
-from holdfast.cluster.errors import BadRequest, NotFound
+from holdfast.cluster.errors import BadRequest, NotFound, Unavailable
 from holdfast.cluster.peers.rpc import Refused
 from holdfast.cluster.values.shared_store import Objects, ValueLost
 from holdfast.log.errors import NotHosted, ProposalError
 from holdfast.log.messages import APP_BYTES_MAX
 from holdfast.sdk.ids import InvocationId, partition_key, partition_of
 from holdfast.sdk.journal import Step, unpack_step
-from holdfast.statemachine import explain, history, queries, refs
+from holdfast.statemachine import explain, history, lists, queries, refs
 from holdfast.statemachine.blobs import chunks_of
 from holdfast.statemachine.commands import Payload, Ref
 from holdfast.statemachine.effects import Status
 from holdfast.statemachine.history import EndedAttempt
 from holdfast.statemachine.levels import LEVEL
-from holdfast.statemachine.listing import POSITION_BYTES, position
-from holdfast.statemachine.queries import FailedAttempt, Filter, ServiceStatistics, Statistics
+from holdfast.statemachine.listing import POSITION_BYTES
+from holdfast.statemachine.queries import FailedAttempt, Filter, ServiceStatistics, ShownFailure, Statistics
 from holdfast.statemachine.records import (
+    End,
     Invocation,
     Object,
     pack_invocation,
@@ -37,12 +38,16 @@ from holdfast.statemachine.records import (
     unpack_invocation,
     unpack_object,
 )
-from holdfast.statemachine.txn import ReadTxn
+from holdfast.statemachine.txn import ReadTxn, TwoWayTxn
 
-SLICES_MAX: Final = 20  # per page, or two per partition; a filter that matches little gives a short page and a cursor
+#: Slices that one page reads, or four per partition; a filter that matches little gives a short page and a cursor.
+SLICES_MAX: Final = 200
 SLICE_RECORDS_MIN: Final = 16  # per request
 PAGE_OF_SCAN: Final = 1000
-FIRST_FILTERS: Final = 6  # fields of a filter before level 2
+CLOCKS_DIFFER_MS: Final = 3_600_000  # The clocks of nodes differ by far less.
+_OLDEST: Final = b"o"  # ends the cursors of lists in that order
+FIRST_FILTERS: Final = 6  # fields of a filter before level 2: a node of the previous release takes no more,
+FIRST_DESCRIPTION: Final = 4  # nor more of a description
 STATE_BYTES_MAX: Final = APP_BYTES_MAX // 2  # state of one key in one answer, which must fit a peer's message
 SLICE_CHUNKS: Final = 8  # of a large value, per read
 
@@ -57,7 +62,7 @@ class Summary(NamedTuple):
 
 
 class PartitionState(Protocol):
-    def read(self) -> AbstractContextManager[ReadTxn]: ...
+    def read(self) -> AbstractContextManager[TwoWayTxn]: ...
 
 
 class Led(Protocol):
@@ -84,11 +89,13 @@ class Description(NamedTuple):
     last_failure: FailedAttempt | None
     outcome: list[Any] | None
     history: Sequence[EndedAttempt] = ()  # oldest first
+    failure: ShownFailure | None = None  # as in lists
 
 
 class Page(NamedTuple):
     records: list[Invocation]
     cursor: str | None  # None: there are no more
+    failures: Mapping[InvocationId, ShownFailure] = {}  # of those that failed
 
 
 class Keyed(NamedTuple):
@@ -100,11 +107,12 @@ class Keyed(NamedTuple):
 
 
 class _Source:
-    """One partition, read newest first."""
+    """One partition, read in the order of the list."""
 
-    def __init__(self, number: int, position: bytes) -> None:
+    def __init__(self, number: int, position: bytes, *, oldest: bool) -> None:
         self.number = number
-        self.position = position  # read up to here
+        self.oldest = oldest
+        self.position = position  # the rank that it was read up to (see `lists`)
         self.more = True  # after that
         self.records: deque[Invocation] = deque()  # read, but not returned yet
 
@@ -113,7 +121,7 @@ class _Source:
         return self.more and not self.records
 
     def head(self) -> bytes:
-        return position(self.records[0].created_ms, self.records[0].id)
+        return lists.rank(self.records[0], oldest=self.oldest)
 
 
 class Reader:
@@ -167,7 +175,10 @@ class Reader:
             answer = await self._answer(number, question, arguments, fresh=fresh)
         except ProposalError as error:
             raise Refused(type(error).__name__, str(error)) from None
-        return _QUESTIONS[question].pack(answer) if answer is not None else None
+        if answer is None:
+            return None
+        packed = _QUESTIONS[question].pack(answer)
+        return packed[:FIRST_DESCRIPTION] if question == "describe" and self._level() < 2 else packed
 
     async def lookup(self, id_: InvocationId) -> Summary | None:
         found: Summary | None = await self._ask(partition_of(id_, self.count), "lookup", id_)
@@ -227,16 +238,28 @@ class Reader:
         steps = await self._ask(partition_of(id_, self.count), "journal", id_, start, limit)
         return [unpack_step(raw) for raw in steps] if steps is not None else None
 
-    async def page(self, wanted: Filter, cursor: str | None, limit: int) -> Page:
-        """The newest matching invocations of all partitions. A short page may still have a cursor: see SLICES_MAX."""
-        after = _parse_cursor(cursor)
+    async def ask(self, number: int, question: str, *arguments: Any, fresh: bool = False) -> Any:
+        """A question that nodes answer since level 2. Raises Unavailable while other nodes may run the previous release."""
+        if number not in self._hosted and self._level() < 2:
+            raise Unavailable(
+                f"partition {number} is on other nodes, and some nodes run a release that does not answer this",
+                "finish the upgrade of all nodes",
+            )
+        return await self._ask(number, question, *arguments, fresh=fresh)
+
+    async def page(self, wanted: Filter, cursor: str | None, limit: int, *, oldest: bool = False) -> Page:
+        """Matching invocations of all partitions, newest or oldest first. A short page may still have a cursor: see
+        SLICES_MAX."""
+        after = _parse_cursor(cursor, oldest=oldest)
         numbers: Iterable[int] = range(self.count)
         if wanted.service is not None and wanted.key is not None:
             # All invocations of a key live in one partition.
             numbers = [partition_of(partition_key(wanted.service, wanted.key), self.count)]
-        sources = [_Source(number, after) for number in numbers]
+        if wanted.parent is not None:
+            wanted = await self._after_parent(wanted, wanted.parent)
+        sources = [_Source(number, after, oldest=oldest) for number in numbers]
         size = limit if len(sources) == 1 else max(2 * limit // len(sources), SLICE_RECORDS_MIN)
-        budget = max(SLICES_MAX, 2 * len(sources))
+        budget = max(SLICES_MAX, 4 * len(sources))
         found: list[Invocation] = []
         last, stuck = after, b""
         while len(found) < limit:
@@ -255,15 +278,37 @@ class Reader:
             last = first.head()
             found.append(first.records.popleft())
         if len(found) < limit and stuck:
-            return Page(found, _format_cursor(stuck))
+            return Page(found, _format_cursor(stuck, oldest=oldest), await self._failures(found))
         more = any(each.records or each.is_dry for each in sources)
-        return Page(found, _format_cursor(last) if more else None)
+        return Page(found, _format_cursor(last, oldest=oldest) if more else None, await self._failures(found))
+
+    async def _after_parent(self, wanted: Filter, parent: InvocationId) -> Filter:
+        """Calls begin after their caller, so those of a new one are found without reading all older invocations."""
+        caller = await self.describe(parent)
+        if caller is None:
+            return wanted
+        since_ms = max(caller.record.created_ms - CLOCKS_DIFFER_MS, wanted.created_since_ms or 0, 0)
+        return wanted._replace(created_since_ms=since_ms)
+
+    async def _failures(self, records: Sequence[Invocation]) -> dict[InvocationId, ShownFailure]:
+        """Those of invocations that a list shows, as far as their nodes know the question."""
+        by_partition: dict[int, list[InvocationId]] = {}
+        for record in records:
+            if record.failures_total or record.lapses or record.step_failures or record.end > End.SUCCEEDED:
+                by_partition.setdefault(partition_of(record.id, self.count), []).append(record.id)
+        asked = [number for number in by_partition if number in self._hosted or self._level() >= 2]
+        answers = await asyncio.gather(
+            *(self._ask(number, "failures", by_partition[number], fresh=False) for number in asked)
+        )
+        return {id_: failure for answer in answers for id_, failure in answer}
 
     async def _fill(self, source: _Source, wanted: Filter, limit: int) -> None:
         """Read more of one partition."""
         slice_ = None
         if self._level() >= 2:
-            slice_ = await self._ask(source.number, "newest", tuple(wanted), source.position, limit, fresh=False)
+            slice_ = await self._ask(
+                source.number, "ordered", tuple(wanted), source.position, limit, source.oldest, fresh=False
+            )
         records, more = slice_ if slice_ is not None else await self._scan(source, wanted, limit)
         source.records.extend(records)
         source.more = more is not None
@@ -272,16 +317,21 @@ class Reader:
 
     async def _scan(self, source: _Source, wanted: Filter, limit: int) -> tuple[list[Invocation], bytes | None]:
         """The same for a partition whose index is incomplete: scan all of it. An upgrade completes the index."""
+        sent = tuple(wanted)
+        if self._level() < 2:
+            if wanted.asks_for_failures:
+                raise Unavailable(
+                    "invocations cannot be found by their failures while nodes run the previous release",
+                    "finish the upgrade of all nodes, or leave out `failure` and `failure_code`",
+                )
+            sent = sent[:FIRST_FILTERS]  # A node of the previous release knows only these.
         best: list[tuple[bytes, Invocation]] = []
         after: bytes | None = b""
         passed = 0
         while after is not None:
-            # A node of the previous release knows only the first fields of a filter.
-            records, after = await self._ask(
-                source.number, "slice", tuple(wanted)[:FIRST_FILTERS], after, PAGE_OF_SCAN, fresh=False
-            )
+            records, after = await self._ask(source.number, "slice", sent, after, PAGE_OF_SCAN, fresh=False)
             for record in records:
-                where = position(record.created_ms, record.id)
+                where = lists.rank(record, oldest=source.oldest)
                 if where > source.position and wanted.matches(record):
                     best.append((where, record))
             best.sort(key=lambda pair: pair[0])
@@ -350,6 +400,7 @@ def _describe(txn: ReadTxn, id_: InvocationId) -> Description | None:
         last_failure=queries.last_failure(txn, id_),
         outcome=queries.outcome(txn, id_) if record.status == Status.COMPLETED else None,
         history=history.attempts(txn, id_) if record.lapses else (),
+        failure=queries.shown_failure(txn, record),
     )
 
 
@@ -361,10 +412,16 @@ def _slice(txn: ReadTxn, wanted: Sequence[Any], after: bytes, limit: int) -> tup
     return queries.list_invocations(txn, Filter(*wanted), after, limit)
 
 
-def _newest(
-    txn: ReadTxn, wanted: Sequence[Any], after: bytes, limit: int
+def _ordered(
+    txn: TwoWayTxn, wanted: Sequence[Any], after: bytes, limit: int, oldest: bool
 ) -> tuple[list[Invocation], bytes | None] | None:
-    return queries.newest(txn, Filter(*wanted), after, limit)
+    return lists.ordered(txn, Filter(*wanted), after, limit, oldest=oldest)
+
+
+def _failures(txn: ReadTxn, ids: Sequence[InvocationId]) -> list[tuple[InvocationId, ShownFailure]]:
+    records = [record for id_ in ids if (record := queries.load(txn, id_)) is not None]
+    found = [(record.id, queries.shown_failure(txn, record)) for record in records]
+    return [(id_, failure) for id_, failure in found if failure is not None]
 
 
 def _keyed(txn: ReadTxn, service: str, key: str) -> Keyed:
@@ -386,6 +443,7 @@ def _unpack_description(row: Any) -> Description:
         last_failure=FailedAttempt(*failure) if failure is not None else None,
         outcome=outcome,
         history=[EndedAttempt(*each) for each in later[0]] if later else (),
+        failure=ShownFailure(*later[1]) if later[1:] and later[1] is not None else None,
     )
 
 
@@ -412,10 +470,15 @@ _QUESTIONS: Final = {
         lambda it: ([_pack_record(record) for record in it[0]], it[1]),
         lambda row: ([unpack_invocation(*record) for record in row[0]], row[1]),
     ),
-    "newest": _Question(
-        _newest,
+    "ordered": _Question(
+        _ordered,
         lambda it: ([_pack_record(record) for record in it[0]], it[1]),
         lambda row: ([unpack_invocation(*record) for record in row[0]], row[1]),
+    ),
+    "failures": _Question(
+        _failures,
+        lambda rows: [(id_, tuple(failure)) for id_, failure in rows],
+        lambda rows: [(InvocationId(id_), ShownFailure(*failure)) for id_, failure in rows],
     ),
     "keyed": _Question(
         _keyed,
@@ -452,17 +515,20 @@ def add_statistics(each: Sequence[Statistics]) -> Statistics:
     )
 
 
-def _format_cursor(where: bytes) -> str:
-    return base64.urlsafe_b64encode(where).decode().rstrip("=")
+def _format_cursor(where: bytes, *, oldest: bool) -> str:
+    return base64.urlsafe_b64encode(where + _OLDEST * oldest).decode().rstrip("=")
 
 
-def _parse_cursor(cursor: str | None) -> bytes:
+def _parse_cursor(cursor: str | None, *, oldest: bool) -> bytes:
     if cursor is None:
         return b""
     try:
         raw = base64.b64decode(cursor.encode() + b"=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, UnicodeEncodeError):
         raw = b""
-    if len(raw) != POSITION_BYTES:
+    where, mark = raw[:POSITION_BYTES], raw[POSITION_BYTES:]
+    if len(where) != POSITION_BYTES or mark not in (b"", _OLDEST):
         raise BadRequest("the cursor is invalid", "pass the cursor of the previous page unchanged")
-    return raw
+    if (mark == _OLDEST) is not oldest:
+        raise BadRequest("the cursor belongs to a list in the other order", "pass `order` as for the previous page")
+    return where

@@ -23,3 +23,19 @@ def test_statistics_have_a_row_per_service_and_their_sum(cli: Cli) -> None:
 
     assert "echo" in text and "counter" in text and "TOTAL" in text
     assert cli.json("statistics")["services"]["counter"]["succeeded"] == 1
+
+
+def test_lists_are_filtered_and_ordered(cli: Cli) -> None:
+    first = cli.ok("send", "flaky/stop").strip()
+    cli.reaches(first, "paused")
+    second = cli.ok("send", "flaky/stop").strip()
+    cli.reaches(second, "paused")
+    cli.ok("call", "counter/order-7/add")
+
+    oldest = cli.json("invocations", "list", "--service", "flaky", "--order", "oldest")["invocations"]
+    text = cli.ok("invocations", "list", "--failure", "CODE HAS")
+
+    assert [each["id"] for each in oldest] == [first, second]
+    assert first in text and "the code has changed" in text
+    assert "order-7" in cli.ok("invocations", "list", "--key-prefix", "order-", "--completed-since", "1h")
+    assert cli.ok("invocations", "list", "--parent", first) == "No invocations match.\n"

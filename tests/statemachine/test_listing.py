@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.sdk.ids import InvocationId
-from holdfast.statemachine import queries
+from holdfast.statemachine import lists, queries
 from holdfast.statemachine.commands import FireTimers, Invoke, Mode, Purge, RaiseLevel
 from holdfast.statemachine.effects import Status
 from holdfast.statemachine.machine import apply
@@ -19,7 +19,7 @@ def names(rig: Rig, made: dict[InvocationId, str], wanted: Filter | None = None,
     found: list[str] = []
     after: bytes | None = b""
     while after is not None:
-        page = queries.newest(rig.txn, wanted or Filter(), after, limit)
+        page = lists.ordered(rig.txn, wanted or Filter(), after, limit)
         assert page is not None
         records, after = page
         assert len(records) <= limit
@@ -60,12 +60,12 @@ def test_pages_follow_each_other_from_the_newest_to_the_oldest() -> None:
 def test_new_invocations_do_not_change_the_following_pages() -> None:
     rig = Rig()
     made = some(rig, 6)
-    first = queries.newest(rig.txn, Filter(), b"", 3)
+    first = lists.ordered(rig.txn, Filter(), b"", 3)
     assert first is not None and first[1] is not None
 
     made |= some(rig, 12)
 
-    second = queries.newest(rig.txn, Filter(), first[1], 3)
+    second = lists.ordered(rig.txn, Filter(), first[1], 3)
     assert second is not None
     assert [made[record.id] for record in (*first[0], *second[0])] == ["m5", "m4", "m3", "m2", "m1", "m0"]
 
@@ -75,13 +75,13 @@ def test_raising_the_level_indexes_older_invocations_in_slices() -> None:
     rig.state = State(0, 1, level=1)
     made = some(rig, 10)
     rig.complete(list(made)[3])
-    assert queries.newest(rig.txn, Filter(), b"", 3) is None
+    assert lists.ordered(rig.txn, Filter(), b"", 3) is None
 
     rig.do(RaiseLevel(2))
     armed = rig.armed
     made[rig.invoke("later")] = "later"
     slices = 0
-    while queries.newest(rig.txn, Filter(), b"", 3) is None:
+    while lists.ordered(rig.txn, Filter(), b"", 3) is None:
         assert queries.next_due(rig.txn) is not None
         rig.do(FireTimers(4))
         invariants.check(rig.txn)
@@ -97,7 +97,7 @@ def test_a_new_state_has_nothing_to_add() -> None:
 
     rig.do(RaiseLevel(2))
 
-    assert queries.newest(rig.txn, Filter(), b"", 3) == ([], None)
+    assert lists.ordered(rig.txn, Filter(), b"", 3) == ([], None)
     assert queries.next_due(rig.txn) is None
 
 

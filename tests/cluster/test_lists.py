@@ -1,0 +1,114 @@
+"""Lists of invocations over real HTTP: filters on every column, both orders, pages over all partitions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.sdk.journal import Op
+from tests.cluster.harness import Handled
+from tests.cluster.serving import Serving, run
+
+
+async def calls_echo(handled: Handled) -> None:
+    if handled.length == 1:
+        handled.wait_for(handled.step(Op.CALL, "0/call/0", ["echo", "say", None, handled.input, {}]))
+    else:
+        outcome = handled.journal[1].outcome
+        assert outcome is not None
+        handled.output(outcome[1])
+
+
+async def listed(at: Serving, query: str, limit: int = 3) -> list[dict[str, Any]]:
+    """All pages."""
+    found: list[dict[str, Any]] = []
+    cursor = ""
+    while True:
+        status, page = await at.admin("GET", f"/invocations?{query}&limit={limit}{cursor}")
+        assert status == 200, page
+        assert len(page["invocations"]) <= limit
+        found += page["invocations"]
+        if page["cursor"] is None:
+            return found
+        cursor = f"&cursor={page['cursor']}"
+
+
+def test_pages_in_either_order_are_in_the_order_of_creation_over_all_partitions(tmp_path: Path) -> None:
+    async def scenario(at: Serving) -> None:
+        for number in range(20):
+            await at.call("echo/say", str(number).encode())
+
+        newest = await listed(at, "order=newest")
+        oldest = await listed(at, "order=oldest")
+        _, page = await at.admin("GET", "/invocations?order=oldest&limit=3")
+        wrong = await at.error("GET", f"/invocations?limit=3&cursor={page['cursor']}")
+
+        times = [each["created_at"] for each in oldest]
+        assert len(oldest) == 20 and times == sorted(times)
+        assert [each["id"] for each in newest] == [each["id"] for each in reversed(oldest)]
+        assert wrong[0] == 400 and "other order" in wrong[1]["message"]
+        assert (await at.error("GET", "/invocations?order=random"))[0] == 400
+
+    run(tmp_path, scenario)
+
+
+def test_every_filter_selects_what_its_name_says(tmp_path: Path) -> None:
+    async def scenario(at: Serving) -> None:
+        done = await at.send("counter/order-1/add")
+        await at.reaches(done, "completed")
+        await at.reaches(other := await at.send("counter/user-1/add"), "completed")
+        await at.reaches(failing := await at.send("flaky/fail"), "backing-off")
+        await at.reaches(paused := await at.send("flaky/stop"), "paused")
+        await at.reaches(killed := await at.send("agent/wait"), "suspended")
+        await at.admin("POST", f"/invocations/{killed}/kill")
+        ended = await at.reaches(killed, "completed")
+
+        async def ids(query: str) -> set[str]:
+            return {each["id"] for each in await listed(at, query)}
+
+        assert await ids("key_prefix=order-") == {done}
+        assert await ids("failure=DATABASE%20is") == {failing}
+        assert await ids("failure_code=500") == {failing, paused}
+        assert await ids("failure=code%20has&failure_code=500") == {paused}
+        assert await ids(f"failure_code={ended['failure']['code']}&outcome=killed") == {killed}
+        assert await ids("completed_since=1h") == {done, other, killed}
+        assert await ids("completed_until=1h") == set()
+        assert await ids(f"completed_since={ended['completed_at']}") >= {killed}
+        assert done not in await ids(f"completed_since={ended['completed_at']}")
+        assert killed not in await ids(f"completed_until={ended['completed_at']}")
+        assert await ids(f"parent={done}") == set()
+
+    run(tmp_path, scenario)
+
+
+def test_rows_show_completion_failure_and_parent(tmp_path: Path) -> None:
+    async def scenario(at: Serving) -> None:
+        at.endpoint.add("outer/run", calls_echo)
+        await at.admin("POST", "/deployments", json={"uri": at.endpoint.uri, "force": True})
+        parent = await at.send("outer/run")
+        await at.reaches(parent, "completed")
+        await at.reaches(failing := await at.send("flaky/fail"), "backing-off")
+
+        [child] = await listed(at, f"parent={parent}")
+        [failed] = await listed(at, "status=backing-off")
+        described = await at.describe(child["id"])
+
+        assert child["parent"] == parent and child["completed_at"] >= child["created_at"] and child["failure"] is None
+        assert failed["id"] == failing and failed["completed_at"] is None and failed["parent"] is None
+        assert failed["failure"] == {"code": 500, "message": "the database is down", "kind": "Oops"}
+        assert described["parent"] == parent
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["failure_code=x", "failure_code=0", "parent=inv_1", "completed_since=yesterday", "key_prefix=", "failure="],
+)
+def test_a_wrong_filter_is_a_400(tmp_path: Path, query: str) -> None:
+    async def scenario(at: Serving) -> None:
+        assert (await at.error("GET", f"/invocations?{query}"))[0] == 400
+
+    run(tmp_path, scenario)
