@@ -249,13 +249,14 @@ def _action(name: str, text: str, *options: Callable[[Any], Any]) -> None:
 
     @filters
     @click.option("--yes", "-y", is_flag=True, help="Skip the confirmation before acting on all matches.")
+    @click.option("--dry-run", is_flag=True, help="Only count the invocations that match, and change nothing.")
     @click.option(
         "--limit", default=1000, show_default=True, type=click.IntRange(1, 100_000), help="Act on at most this many."
     )
     @admin_option
     @json_option
     def command(
-        ids: tuple[str, ...], yes: bool, limit: int, admin_url: str, as_json: bool, **given: Any
+        ids: tuple[str, ...], yes: bool, dry_run: bool, limit: int, admin_url: str, as_json: bool, **given: Any
     ) -> None:  # fmt: skip
         chosen = {field: given.pop(field) for field in _FILTERS}
         extra = {field: value for field, value in given.items() if value is not None}
@@ -265,8 +266,12 @@ def _action(name: str, text: str, *options: Callable[[Any], Any]) -> None:
             raise click.UsageError(
                 f"no invocations selected: give ids, or a filter: --{', --'.join(_FILTERS).replace('_', '-')}"
             )
+        if ids and dry_run:
+            raise click.UsageError("--dry-run counts what a filter selects: give no ids with it")
         if ids:
             _on_each(name, ids, extra, admin_url, as_json=as_json)
+        elif dry_run:
+            _count(name, chosen, limit, admin_url, as_json=as_json)
         else:
             _on_all(name, chosen, extra, limit, admin_url, yes=yes, as_json=as_json)
 
@@ -303,9 +308,8 @@ def _on_each(name: str, ids: tuple[str, ...], extra: dict[str, Any], admin_url: 
 def _on_all(
     name: str, chosen: dict[str, Any], extra: dict[str, Any], limit: int, admin_url: str, *, yes: bool, as_json: bool
 ) -> None:
-    words = ", ".join(f"{field.replace('_', ' ')} {value}" for field, value in chosen.items() if value)
     if not yes:
-        click.confirm(f"{name.capitalize()} all invocations with {words}?", abort=True)
+        click.confirm(f"{name.capitalize()} all invocations with {_words(chosen)}?", abort=True)
     answer = client.admin(
         admin_url, "POST", client.path("invocations", name), parameters={**chosen, **extra, "limit": limit}
     )
@@ -316,7 +320,22 @@ def _on_all(
     for reason, count in answer["reasons"].items():
         click.echo(client.printable(f"  {count} not: {reason}"))
     if answer["more"]:
-        click.echo(f"There may be more than these {limit}: run it again.")
+        click.echo("There may be more: run it again.")
+
+
+def _words(chosen: dict[str, Any]) -> str:
+    return ", ".join(f"{field.replace('_', ' ')} {value}" for field, value in chosen.items() if value)
+
+
+def _count(name: str, chosen: dict[str, Any], limit: int, admin_url: str, *, as_json: bool) -> None:
+    answer = client.admin(
+        admin_url, "POST", client.path("invocations", name), parameters={**chosen, "limit": limit, "dry_run": "true"}
+    )
+    if as_json:
+        print_json(answer)
+        return
+    found = f"{answer['matched']}{' or more' if answer['more'] else ''}"
+    click.echo(client.printable(f"{name} would act on {found} invocations with {_words(chosen)}. Nothing was changed."))
 
 
 _to = click.option(

@@ -18,7 +18,7 @@ from holdfast.statemachine.records import INDEXED, STATUS_AT, Invocation, unpack
 from holdfast.statemachine.tables import ACTIVE, CREATED, SERVICE, after
 from holdfast.statemachine.txn import ReadTxn, TwoWayTxn
 
-#: The most invocations that one call examines: about ten milliseconds.
+#: The most invocations that one call examines: a few milliseconds.
 LOOKED_AT_MAX: Final = 1000
 #: If no more are active, those of the wanted statuses are examined at once, if they are no more than that.
 ACTIVE_MAX: Final = 20_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 from holdfast.cluster.admin.actions import action_of, command_of, show_done
@@ -36,6 +36,7 @@ from holdfast.statemachine.queries import Filter
 from holdfast.statemachine.records import Invocation
 
 AT_A_TIME: Final = 256  # concurrent actions of a bulk operation
+BULK_S: Final = 20.0  # After this time it answers, whether it has found all or not.
 
 
 class InvocationAdmin:
@@ -165,7 +166,7 @@ class InvocationAdmin:
         return wanted
 
     async def on_act_on_many(self, request: AdminRequest) -> Answer:
-        parameters = Parameters(request, *FILTER_NAMES, "step", "to", "limit")
+        parameters = Parameters(request, *FILTER_NAMES, "step", "to", "limit", "dry_run")
         action = action_of(request, parameters)
         wanted = self._filter(parameters)
         if wanted == Filter():
@@ -174,16 +175,15 @@ class InvocationAdmin:
             )
         limit = parameters.number("limit", BULK, 1, BULK_MAX)
         deployment = parameters.text("to")
-        ids, more = await self._matching(wanted, limit)
-        tally = {"matched": len(ids), "done": 0, "unchanged": 0, "failed": 0}
+        dry_run = parameters.truth("dry_run")
+        request.note(**({"dry_run": True} if dry_run else {}))
+        tally = {"matched": 0, "done": 0, "unchanged": 0, "failed": 0}
         reasons: dict[str, int] = {}
 
         async def act(record: Invocation) -> None:
             try:
                 there = await self._deployment(deployment, record) if deployment is not None else None
-                result = check(
-                    await self._router.submit(record.id, command_of(action, record.id, parameters, there))
-                )  # fmt: skip
+                result = check(await self._router.submit(record.id, command_of(action, record.id, parameters, there)))
                 tally["done" if result.code == Code.DONE else "unchanged"] += 1
             except Exception as error:
                 known = circumstance(error)
@@ -192,17 +192,26 @@ class InvocationAdmin:
                 tally["failed"] += 1
                 reasons[known.message] = reasons.get(known.message, 0) + 1
 
-        for first in range(0, len(ids), AT_A_TIME):
-            await asyncio.gather(*(act(record) for record in ids[first : first + AT_A_TIME]))
+        more = False
+        async for records, may_be_more in self._matching(wanted, limit):
+            more = may_be_more
+            tally["matched"] += len(records)
+            if not dry_run:
+                await asyncio.gather(*(act(record) for record in records))
         request.note(**tally)
+        if dry_run:
+            return json_answer(200, {"action": action, "matched": tally["matched"], "more": more})
         return json_answer(200, {"action": action, **tally, "reasons": reasons, "more": more})
 
-    async def _matching(self, wanted: Filter, limit: int) -> tuple[list[Invocation], bool]:
-        found: list[Invocation] = []
-        cursor = None
+    async def _matching(self, wanted: Filter, limit: int) -> AsyncIterator[tuple[list[Invocation], bool]]:
+        """Pages of invocations, newest first, and whether there may be more behind each. Stops after a while: a filter that
+        matches little must not keep a client waiting until it gives up."""
+        now, cursor, left = asyncio.get_running_loop().time, None, limit
+        deadline = now() + BULK_S
         while True:
-            page = await self._reader.page(wanted, cursor, min(limit - len(found), PAGE_MAX))
-            found += page.records
+            page = await self._reader.page(wanted, cursor, min(left, AT_A_TIME))
             cursor = page.cursor
-            if cursor is None or len(found) >= limit:
-                return found, cursor is not None
+            left -= len(page.records)
+            yield page.records, cursor is not None
+            if cursor is None or left <= 0 or now() > deadline:
+                return

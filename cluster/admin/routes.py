@@ -222,8 +222,12 @@ ROUTES: Final = (
             *FILTERS,
             *_RESTART,
             Parameter("limit", f"at most this many, up to {BULK_MAX}; {BULK} if not given", NUMBER),
+            Parameter("dry_run", "only count the invocations that match, and change nothing", _TRUTH),
         ),
-        answers=((200, "how many invocations matched and changed"), (400, "the request has no filter")),
+        answers=(
+            (200, "how many invocations matched and changed; `more`: there may be others, so send it again"),
+            (400, "the request has no filter"),
+        ),
     ),
     Route(
         "GET",

@@ -39,3 +39,17 @@ def test_lists_are_filtered_and_ordered(cli: Cli) -> None:
     assert first in text and "the code has changed" in text
     assert "order-7" in cli.ok("invocations", "list", "--key-prefix", "order-", "--completed-since", "1h")
     assert cli.ok("invocations", "list", "--parent", first) == "No invocations match.\n"
+
+
+def test_a_dry_run_says_how_many_would_be_acted_on(cli: Cli) -> None:
+    for _ in range(2):
+        cli.reaches(cli.ok("send", "payments/pay").strip(), "paused")
+
+    text = cli.ok("invocations", "cancel", "--service", "payments", "--dry-run")
+    counted = cli.json("invocations", "cancel", "--service", "payments", "--dry-run", "--limit", "1")
+    wrong = cli.run("invocations", "cancel", "inv_1", "--dry-run")
+
+    assert text == "cancel would act on 2 invocations with service payments. Nothing was changed.\n"
+    assert counted == {"action": "cancel", "matched": 1, "more": True}
+    assert wrong.exit_code == 2
+    assert len(cli.json("invocations", "list", "--service", "payments", "--status", "paused")["invocations"]) == 2

@@ -112,3 +112,26 @@ def test_a_wrong_filter_is_a_400(tmp_path: Path, query: str) -> None:
         assert (await at.error("GET", f"/invocations?{query}"))[0] == 400
 
     run(tmp_path, scenario)
+
+
+def test_a_dry_run_counts_and_changes_nothing(tmp_path: Path) -> None:
+    async def scenario(at: Serving) -> None:
+        waiting = [await at.send("agent/wait") for _ in range(5)]
+        for id_ in waiting:
+            await at.reaches(id_, "suspended")
+
+        all_ = await at.admin("POST", "/invocations/kill?service=agent&dry_run=true")
+        some = await at.admin("POST", "/invocations/kill?service=agent&dry_run=true&limit=3")
+        none = await at.error("POST", "/invocations/kill?dry_run=true")
+        still = [(await at.describe(id_))["status"] for id_ in waiting]
+        killed = await at.admin("POST", "/invocations/kill?service=agent&limit=3")
+
+        assert all_ == (200, {"action": "kill", "matched": 5, "more": False})
+        assert some == (200, {"action": "kill", "matched": 3, "more": True})
+        assert none[0] == 400
+        assert still == ["suspended"] * 5
+        assert killed[1] == {
+            "action": "kill", "matched": 3, "done": 3, "unchanged": 0, "failed": 0, "reasons": {}, "more": True,
+        }  # fmt: skip
+
+    run(tmp_path, scenario)
