@@ -15,13 +15,14 @@ from holdfast import __version__
 from holdfast.cli import client, profiles
 from holdfast.cli.audit import audit
 from holdfast.cli.backup import backup, restore
-from holdfast.cli.calls import call, send, state
+from holdfast.cli.calls import call, send
 from holdfast.cli.cert import cert
 from holdfast.cli.cluster import cluster
 from holdfast.cli.config import config
 from holdfast.cli.deployments import deployments, services
 from holdfast.cli.identity import identity
 from holdfast.cli.invocations import invocations
+from holdfast.cli.objects import state
 from holdfast.cli.output import json_option, print_json
 from holdfast.cli.run import dev, serve
 from holdfast.cli.snapshots import snapshot

@@ -40,6 +40,7 @@ from holdfast.cluster.observe.metrics import Metrics, of_certificates, of_log, o
 from holdfast.cluster.observe.starting import StartingMetrics, cannot_ask
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.partition.metrics import of_groups, of_partitions, of_queues
+from holdfast.cluster.routing.surveys import Surveys
 from holdfast.cluster.serving import Serving
 from holdfast.cluster.snapshotting.metrics import of_snapshots
 from holdfast.cluster.values.metrics import of_values
@@ -73,6 +74,7 @@ class Doors:
         )
         healths = Healths(ground.healths.everywhere, restricted=bool(config.deployment_addresses.entries))
         self.metrics = self._metrics(ground, serving, state)
+        surveys = Surveys(serving.reader)
         parts = [
             Pages(config, registry, sessions),
             NodeAdmin(
@@ -81,7 +83,7 @@ class Doors:
                 metrics=self.metrics.scrape,
             ),
             DeploymentAdmin(registry, serving.reader, healths),
-            ObjectAdmin(registry, serving.router, serving.reader),
+            ObjectAdmin(registry, serving.router, serving.reader, surveys),
             InvocationAdmin(registry, serving.router, serving.reader, healths=healths, now_ms=now_ms),
             StatisticsAdmin(serving.reader, now_ms),
             ClusterAdmin(

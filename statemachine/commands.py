@@ -262,12 +262,16 @@ class CompletePromise(NamedTuple):
 
 
 class SetState(NamedTuple):
-    """An operator edits the state of a key that nobody is writing to. A value of None removes the name."""
+    """An operator edits the state of a key that nobody is writing to. A value of None removes the name.
+
+    Nothing changes unless each name in `expect` has the value with this fingerprint (`values.fingerprint`; None: no value).
+    """
 
     service: str
     key: str
     values: Mapping[str, Payload | None]
     replace: bool  # remove what is not in `values`
+    expect: Mapping[str, bytes | None] | None = None
 
 
 class AttachTo(NamedTuple):
@@ -372,7 +376,7 @@ KINDS: Final = {number: kind for kind, number in NUMBERS.items()}
 #: The number of trailing fields that a command got in level 2. They are left out while they have their defaults.
 _ADDED: Final[dict[type[Any], int]] = {
     Invoke: 4, RecordStep: 2, RecordRunFailure: 2, RecordRunOutcome: 1, Complete: 1, FailAttempt: 1, SetLimits: 1,
-    CompleteStep: 1,
+    CompleteStep: 1, SetState: 1,
 }  # fmt: skip
 #: The defaults of those fields.
 _LATER: Final = {kind: tuple(kind._field_defaults[name] for name in kind._fields[-n:]) for kind, n in _ADDED.items()}

@@ -161,7 +161,7 @@ class Result(NamedTuple):
 
     code: int = Code.DONE
     message: str = ""
-    outcome: list[Any] | None = None  # of an invocation that is completed already
+    outcome: list[Any] | None = None  # of an invocation that is completed already, or names of state that differ
 
 
 OK: Final = Result()

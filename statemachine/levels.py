@@ -7,11 +7,11 @@ supports the level. From then on an older release refuses the state, whose schem
 command.
 
     level 1   the release before levels existed
-    level 2   failures carry metadata and traces; steps carry times; lost streams and failing steps are counted; journals keep
-              hashes of payloads; a cancellation is noticed before the output; deadlocks are refused, and calls that are
-              nested too deep; a deployment with an upgraded SDK registers again; a message that cannot be read stops the
-              node; a used idempotency key refuses another body; the meta group has tokens, an audit trail and an
-              identity
+    level 2   failures carry metadata and traces; steps carry times; lost streams and failing steps are counted;
+              journals keep hashes of payloads; a cancellation is noticed before the output; deadlocks are refused,
+              and calls that are nested too deep; a deployment with an upgraded SDK registers again; a message that
+              cannot be read stops the node; a used idempotency key refuses another body; an edit of state may expect
+              values; the meta group has tokens, an audit trail and an identity
 
 Rules for a change of apply: branch on `state.level`; put new fields of records and commands at the end, with a default. The
 encoders leave trailing fields out while they have their default, so that what level 1 writes has the bytes it always had.

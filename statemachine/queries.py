@@ -255,21 +255,6 @@ def load_object(txn: ReadTxn, service: str, key: str) -> Object | None:
     return None if raw is None else unpack_object(oid, raw)
 
 
-def list_objects(
-    txn: ReadTxn, service: str | None, after_cursor: bytes, limit: int
-) -> tuple[list[Object], bytes | None]:
-    """Objects and workflows that have a holder, state or promises."""
-    found: list[Object] = []
-    first = OBJECT + after_cursor + b"\0" if after_cursor else OBJECT
-    for looked_at, (key, raw) in enumerate(txn.scan(first, after(OBJECT)), start=1):
-        record = unpack_object(ObjectId(key[1:]), raw)
-        if service is None or record.service == service:
-            found.append(record)
-        if len(found) >= limit or looked_at >= LOOKED_AT_MAX:
-            return found, key[1:]
-    return found, None
-
-
 def eager_state(txn: ReadTxn, oid: ObjectId, bytes_max: int) -> tuple[dict[str, Payload], bool]:
     """State up to this many bytes, and whether that is all of it. A value in the shared store stays a reference."""
     prefix, size = VALUE + oid, 0

@@ -105,6 +105,17 @@ def names(state: State, oid: ObjectId) -> list[str]:
     return [key[17:].decode() for key, _ in state.scan(prefix, after(prefix))]
 
 
+def fingerprint(payload: Payload) -> bytes:
+    """The same for the same value, whether it is here or somewhere else."""
+    ref = refs.make(payload)[0] if isinstance(payload, bytes) else payload
+    return bytes([ref.code]) + ref.data
+
+
+def _fingerprint_of(state: State, keyed: Object, name: str) -> bytes | None:
+    payload = get(state, keyed.id, name)
+    return None if payload is None else fingerprint(payload)
+
+
 def edit(state: State, command: SetState) -> Result:
     """Edit state for an operator, while no invocation may write it."""
     if not all(is_name(name) for name in command.values):
@@ -112,6 +123,10 @@ def edit(state: State, command: SetState) -> Result:
     keyed = state.object(object_id(command.service, command.key), command.service, command.key)
     if keyed.holder:
         return Result(Code.CONFLICT, "an invocation holds this key: wait until it is completed, or cancel it")
+    if state.level >= 2 and command.expect is not None:
+        differing = [name for name, mark in command.expect.items() if mark != _fingerprint_of(state, keyed, name)]
+        if differing:
+            return Result(Code.CONFLICT, "the state has changed", differing)
     if command.replace:
         clear(state, keyed)
     for name, payload in command.values.items():

@@ -229,12 +229,14 @@ UNNAMED = {
     ("statemachine/journal.py", "SendCompletion"): "names would double its price, for every step that waits",
     ("statemachine/steps.py", "SendCompletion"): "the same effect",
     ("cluster/admin/audit.py", "Parameters"): "takes any number of names",
+    ("cluster/admin/invocations.py", "Parameters"): "takes any number of names",
     ("cluster/admin/routes.py", "Route"): "a table: every row has the same columns",
     ("cluster/ingress/routes.py", "Route"): "the same",
     ("cluster/doors.py", "Metrics"): "takes any number of rooms",
     ("cluster/peers/rpc.py", "self._rpc._answer"): "takes the parts of a message, whatever they are",
     ("cluster/peers/rpc.py", "self._say"): "takes the parts of a message, whatever they are",
     ("cluster/routing/reader.py", "self._ask"): "takes the arguments of any question",
+    ("cluster/routing/surveys.py", "self._reader.ask"): "takes the arguments of any question",
 }
 
 

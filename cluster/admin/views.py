@@ -32,7 +32,8 @@ from holdfast.statemachine.history import ENDED_NAMES, EndedAttempt
 from holdfast.statemachine.meta import Deployment, Handler, MetaState, Service
 from holdfast.statemachine.ops import ROWS
 from holdfast.statemachine.queries import ShownFailure, completed_ms, shown_status
-from holdfast.statemachine.records import END_NAMES, Invocation
+from holdfast.statemachine.records import END_NAMES, Invocation, Object
+from holdfast.statemachine.survey import Queue
 from holdfast.statemachine.texts import utc
 
 SHOWN_BYTES_MAX: Final = 64 * 1024  # of one payload in a journal; longer ones are cut
@@ -356,4 +357,35 @@ def show_keyed(service: str, key: str, keyed: Keyed) -> dict[str, Any]:
         "waiting": record.waiting if record is not None else 0,
         "state": {name: show_payload(payload, refs.size_of(payload)) for name, payload in keyed.state.items()},
         "complete": keyed.complete,
+    }
+
+
+def show_object(record: Object) -> dict[str, Any]:
+    """One line of a list of keys."""
+    return {
+        "key": record.key,
+        "held_by": format_id(record.holder) if record.holder else None,
+        "waiting": record.waiting,
+        "values": record.names,
+        "bytes": record.size,
+        "promises": record.promises,
+    }
+
+
+def show_queue(found: Queue) -> dict[str, Any]:
+    return {
+        "holder": show_invocation(found.holder) if found.holder is not None else None,
+        "waiting": [
+            {"id": format_id(record.id), "handler": record.handler, "created_at": show_time(record.created_ms)}
+            for record in found.waiting
+        ],
+        "more": found.more,
+    }
+
+
+def show_promise(name: str, outcome: list[Any] | None) -> dict[str, Any]:
+    return {
+        "name": name,
+        "completed": outcome is not None,
+        "outcome": show_outcome(outcome) if outcome is not None else None,
     }

@@ -7,15 +7,15 @@ turns of the event loop in between, so that an operator's query does not delay t
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple, Protocol
 
 from holdfast.cluster.errors import BadRequest, NotFound, Unavailable
 from holdfast.cluster.peers.rpc import Refused
+from holdfast.cluster.routing.facts import FACTS, Question
+from holdfast.cluster.routing.merging import Slice, format_cursor, merge, parse_cursor
 from holdfast.cluster.values.shared_store import Objects, ValueLost
 from holdfast.log.errors import NotHosted, ProposalError
 from holdfast.log.messages import APP_BYTES_MAX
@@ -40,9 +40,6 @@ from holdfast.statemachine.records import (
 )
 from holdfast.statemachine.txn import ReadTxn, TwoWayTxn
 
-#: Slices that one page reads, or four per partition; a filter that matches little gives a short page and a cursor.
-SLICES_MAX: Final = 200
-SLICE_RECORDS_MIN: Final = 16  # per request
 PAGE_OF_SCAN: Final = 1000
 CLOCKS_DIFFER_MS: Final = 3_600_000  # The clocks of nodes differ by far less.
 _OLDEST: Final = b"o"  # ends the cursors of lists in that order
@@ -104,24 +101,6 @@ class Keyed(NamedTuple):
     record: Object | None
     state: dict[str, Payload]  # Contains references only in transit: see `Reader.keyed`.
     complete: bool
-
-
-class _Source:
-    """One partition, read in the order of the list."""
-
-    def __init__(self, number: int, position: bytes, *, oldest: bool) -> None:
-        self.number = number
-        self.oldest = oldest
-        self.position = position  # the rank that it was read up to (see `lists`)
-        self.more = True  # after that
-        self.records: deque[Invocation] = deque()  # read, but not returned yet
-
-    @property
-    def is_dry(self) -> bool:
-        return self.more and not self.records
-
-    def head(self) -> bytes:
-        return lists.rank(self.records[0], oldest=self.oldest)
 
 
 class Reader:
@@ -248,39 +227,22 @@ class Reader:
         return await self._ask(number, question, *arguments, fresh=fresh)
 
     async def page(self, wanted: Filter, cursor: str | None, limit: int, *, oldest: bool = False) -> Page:
-        """Matching invocations of all partitions, newest or oldest first. A short page may still have a cursor: see
-        SLICES_MAX."""
+        """Matching invocations of all partitions, newest or oldest first. A short page may still have a cursor."""
         after = _parse_cursor(cursor, oldest=oldest)
-        numbers: Iterable[int] = range(self.count)
+        numbers: Collection[int] = range(self.count)
         if wanted.service is not None and wanted.key is not None:
             # All invocations of a key live in one partition.
             numbers = [partition_of(partition_key(wanted.service, wanted.key), self.count)]
         if wanted.parent is not None:
             wanted = await self._after_parent(wanted, wanted.parent)
-        sources = [_Source(number, after, oldest=oldest) for number in numbers]
-        size = limit if len(sources) == 1 else max(2 * limit // len(sources), SLICE_RECORDS_MIN)
-        budget = max(SLICES_MAX, 4 * len(sources))
-        found: list[Invocation] = []
-        last, stuck = after, b""
-        while len(found) < limit:
-            while budget > 0 and (dry := [each for each in sources if each.is_dry]):
-                await asyncio.gather(*(self._fill(source, wanted, size) for source in dry))
-                await asyncio.sleep(0)
-                budget -= len(dry)
-            # A source without results so far may still have some after the position it was read to.
-            stuck = min((each.position for each in sources if each.is_dry), default=b"")
-            heads = [each for each in sources if each.records]
-            if not heads:
-                break
-            first = min(heads, key=_Source.head)
-            if stuck and first.head() > stuck:
-                break
-            last = first.head()
-            found.append(first.records.popleft())
-        if len(found) < limit and stuck:
-            return Page(found, _format_cursor(stuck, oldest=oldest), await self._failures(found))
-        more = any(each.records or each.is_dry for each in sources)
-        return Page(found, _format_cursor(last, oldest=oldest) if more else None, await self._failures(found))
+
+        async def read(number: int, position: bytes, size: int) -> Slice[Invocation]:
+            records, more = await self._slice(number, wanted, position, size, oldest=oldest)
+            return [(lists.rank(record, oldest=oldest), record) for record in records], more
+
+        found, more = await merge(numbers, after, limit, read)
+        following = format_cursor(more + _OLDEST * oldest) if more is not None else None
+        return Page(found, following, await self._failures(found))
 
     async def _after_parent(self, wanted: Filter, parent: InvocationId) -> Filter:
         """Calls begin after their caller, so those of a new one are found without reading all older invocations."""
@@ -302,20 +264,21 @@ class Reader:
         )
         return {id_: failure for answer in answers for id_, failure in answer}
 
-    async def _fill(self, source: _Source, wanted: Filter, limit: int) -> None:
+    async def _slice(
+        self, number: int, wanted: Filter, position: bytes, limit: int, *, oldest: bool
+    ) -> tuple[list[Invocation], bytes | None]:
         """Read more of one partition."""
-        slice_ = None
         if self._level() >= 2:
-            slice_ = await self._ask(
-                source.number, "ordered", tuple(wanted), source.position, limit, source.oldest, fresh=False
+            slice_: tuple[list[Invocation], bytes | None] | None = await self._ask(
+                number, "ordered", tuple(wanted), position, limit, oldest, fresh=False
             )
-        records, more = slice_ if slice_ is not None else await self._scan(source, wanted, limit)
-        source.records.extend(records)
-        source.more = more is not None
-        if more is not None:
-            source.position = more
+            if slice_ is not None:
+                return slice_
+        return await self._scan(number, wanted, position, limit, oldest=oldest)
 
-    async def _scan(self, source: _Source, wanted: Filter, limit: int) -> tuple[list[Invocation], bytes | None]:
+    async def _scan(
+        self, number: int, wanted: Filter, position: bytes, limit: int, *, oldest: bool
+    ) -> tuple[list[Invocation], bytes | None]:
         """The same for a partition whose index is incomplete: scan all of it. An upgrade completes the index."""
         sent = tuple(wanted)
         if self._level() < 2:
@@ -329,10 +292,10 @@ class Reader:
         after: bytes | None = b""
         passed = 0
         while after is not None:
-            records, after = await self._ask(source.number, "slice", sent, after, PAGE_OF_SCAN, fresh=False)
+            records, after = await self._ask(number, "slice", sent, after, PAGE_OF_SCAN, fresh=False)
             for record in records:
-                where = lists.rank(record, oldest=source.oldest)
-                if where > source.position and wanted.matches(record):
+                where = lists.rank(record, oldest=oldest)
+                if where > position and wanted.matches(record):
                     best.append((where, record))
             best.sort(key=lambda pair: pair[0])
             passed += len(best[limit:])
@@ -452,40 +415,35 @@ def _unpack_statistics(row: Any) -> Statistics:
     return Statistics({name: ServiceStatistics(*figures) for name, figures in services.items()}, *rest)
 
 
-class _Question(NamedTuple):
-    answer: Callable[..., Any]
-    pack: Callable[[Any], Any] = lambda answer: answer
-    unpack: Callable[[Any], Any] = lambda row: row
-
-
-_QUESTIONS: Final = {
-    "lookup": _Question(_lookup, unpack=lambda row: Summary(*row)),
-    "completed": _Question(_completed, unpack=lambda row: [(id_, outcome) for id_, outcome in row]),
-    "paused": _Question(queries.paused),
-    "blob": _Question(_blob),
-    "describe": _Question(_describe, lambda it: (_pack_record(it.record), *it[1:]), _unpack_description),
-    "journal": _Question(_journal),
-    "slice": _Question(
+_QUESTIONS: Final[Mapping[str, Question]] = {
+    **FACTS,
+    "lookup": Question(_lookup, unpack=lambda row: Summary(*row)),
+    "completed": Question(_completed, unpack=lambda row: [(id_, outcome) for id_, outcome in row]),
+    "paused": Question(queries.paused),
+    "blob": Question(_blob),
+    "describe": Question(_describe, lambda it: (_pack_record(it.record), *it[1:]), _unpack_description),
+    "journal": Question(_journal),
+    "slice": Question(
         _slice,
         lambda it: ([_pack_record(record) for record in it[0]], it[1]),
         lambda row: ([unpack_invocation(*record) for record in row[0]], row[1]),
     ),
-    "ordered": _Question(
+    "ordered": Question(
         _ordered,
         lambda it: ([_pack_record(record) for record in it[0]], it[1]),
         lambda row: ([unpack_invocation(*record) for record in row[0]], row[1]),
     ),
-    "failures": _Question(
+    "failures": Question(
         _failures,
         lambda rows: [(id_, tuple(failure)) for id_, failure in rows],
         lambda rows: [(InvocationId(id_), ShownFailure(*failure)) for id_, failure in rows],
     ),
-    "keyed": _Question(
+    "keyed": Question(
         _keyed,
         lambda it: ((it.record.id, pack_object(it.record)) if it.record is not None else None, *it[1:]),
         lambda row: Keyed(unpack_object(*row[0]) if row[0] is not None else None, *row[1:]),
     ),
-    "statistics": _Question(queries.statistics, unpack=_unpack_statistics),
+    "statistics": Question(queries.statistics, unpack=_unpack_statistics),
 }
 
 
@@ -515,20 +473,10 @@ def add_statistics(each: Sequence[Statistics]) -> Statistics:
     )
 
 
-def _format_cursor(where: bytes, *, oldest: bool) -> str:
-    return base64.urlsafe_b64encode(where + _OLDEST * oldest).decode().rstrip("=")
-
-
 def _parse_cursor(cursor: str | None, *, oldest: bool) -> bytes:
     if cursor is None:
         return b""
-    try:
-        raw = base64.b64decode(cursor.encode() + b"=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, UnicodeEncodeError):
-        raw = b""
-    where, mark = raw[:POSITION_BYTES], raw[POSITION_BYTES:]
-    if len(where) != POSITION_BYTES or mark not in (b"", _OLDEST):
-        raise BadRequest("the cursor is invalid", "pass the cursor of the previous page unchanged")
-    if (mark == _OLDEST) is not oldest:
+    raw = parse_cursor(cursor, (POSITION_BYTES, POSITION_BYTES + len(_OLDEST)))
+    if (raw[POSITION_BYTES:] == _OLDEST) is not oldest:
         raise BadRequest("the cursor belongs to a list in the other order", "pass `order` as for the previous page")
-    return where
+    return raw[:POSITION_BYTES]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
+import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +58,63 @@ def test_a_dry_run_says_how_many_would_be_acted_on(cli: Cli) -> None:
     assert counted == {"action": "cancel", "matched": 1, "more": True}
     assert wrong.exit_code == 2
     assert len(cli.json("invocations", "list", "--service", "payments", "--status", "paused")["invocations"]) == 2
+
+
+def test_keys_are_listed_with_what_they_hold(cli: Cli) -> None:
+    cli.ok("call", "counter/keys-1/add")
+    holder = cli.ok("send", "counter/keys-2/wait").strip()
+    cli.reaches(holder, "suspended")
+    waiting = cli.ok("send", "counter/keys-2/add").strip()
+    cli.reaches(waiting, "queued")
+    workflow = cli.ok("send", "signup/keys-3/run").strip()
+    cli.reaches(workflow, "suspended")
+
+    text = cli.ok("state", "keys", "counter", "--prefix", "keys-")
+    found = {each["key"]: each for each in cli.json("state", "keys", "counter", "--prefix", "keys-")["keys"]}
+    queue = cli.ok("state", "queue", "counter", "keys-2")
+
+    assert "keys-1" in text and holder in text
+    assert found["keys-1"]["values"] == 1 and found["keys-2"]["waiting"] == 1
+    assert holder in queue and waiting in queue
+    assert "No invocation holds" in cli.ok("state", "queue", "counter", "keys-1")
+    assert "approved" in cli.ok("state", "promises", "signup", "keys-3")
+    assert cli.ok("state", "promises", "signup", "nothing") == "No promises.\n"
+    assert cli.run("state", "keys", "echo").exit_code == 1
+    cli.ok("invocations", "kill", holder)
+
+
+def test_state_is_edited_in_an_editor_unless_it_changed_meanwhile(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def edits(code: str) -> None:
+        """Replace the editor by this program."""
+        script = tmp_path / "editor.py"
+        script.write_text(f"import json, pathlib, sys\npath = pathlib.Path(sys.argv[1])\n{code}\n")
+        monkeypatch.setenv("EDITOR", f"{sys.executable} {script}")
+
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cli.ok("state", "set", "counter", "edited", "count=1", 'name="ann"', "old=true")
+
+    edits("path.write_text(json.dumps({'count': 1, 'name': 'bob', 'list': [1]}))")
+    text = cli.ok("state", "edit", "counter", "edited")
+    edits("path.write_text(path.read_text() + ' ')")
+    again = cli.ok("state", "edit", "counter", "edited")
+    address = cli.at.node.admin_url + "/services/counter/edited/state"
+    edits(
+        "import urllib.request as web\n"
+        f"body = json.dumps({{'values': {{'name': 'eve'}}}}).encode()\n"
+        f"web.urlopen(web.Request({address!r}, body, {{'Content-Type': 'application/json'}}, method='PUT'))\n"
+        "path.write_text(path.read_text().replace('bob', 'dan'))"
+    )
+    raced = cli.run("state", "edit", "counter", "edited")
+    edits("path.write_text('[')")
+    wrong = cli.run("state", "edit", "counter", "edited")
+
+    assert "bob" in text and "old" not in text
+    assert again == "Nothing changed.\n"
+    assert raced.exit_code == 1 and "the state has changed: name" in raced.stderr
+    [kept] = re.findall(r"your text is in (\S+)", raced.stderr)
+    assert json.loads(Path(kept).read_text())["name"] == "dan"
+    assert wrong.exit_code == 1 and "not JSON" in wrong.stderr
+    assert cli.json("state", "get", "counter", "edited")["state"] == {"count": 1, "name": "eve", "list": [1]}

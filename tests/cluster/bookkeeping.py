@@ -22,7 +22,7 @@ from holdfast.cluster.node import Node
 from holdfast.cluster.partition.door import Partition
 from holdfast.sdk import Context, ObjectContext, Server, Service, VirtualObject
 from holdfast.sdk.ids import InvocationId, format_id, partition_of
-from holdfast.statemachine import queries
+from holdfast.statemachine import queries, survey
 from holdfast.statemachine.effects import STATUS_NAMES, Status
 from holdfast.statemachine.queries import Filter
 from tests.cluster.harness import PATIENCE_S, eventually
@@ -193,12 +193,15 @@ class Books:
 
     def _entries(self, service: str) -> Iterator[str]:
         for txn in self.states():
-            for record in queries.list_objects(txn, service, b"", 10_000)[0]:
-                state, complete = queries.eager_state(txn, record.id, 1 << 30)
-                assert complete
-                entries = state.get("entries", b"[]")
-                assert isinstance(entries, bytes)
-                yield from json.loads(entries)
+            after: bytes | None = b""
+            while after is not None:
+                rows, after = survey.keys(txn, service, "", after, 1000)
+                for _, record in rows:
+                    state, complete = queries.eager_state(txn, record.id, 1 << 30)
+                    assert complete
+                    entries = state.get("entries", b"[]")
+                    assert isinstance(entries, bytes)
+                    yield from json.loads(entries)
 
     # -- backups
 

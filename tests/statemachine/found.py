@@ -11,7 +11,7 @@ import msgpack
 
 from holdfast.sdk.ids import InvocationId
 from holdfast.sdk.journal import unpack_step
-from holdfast.statemachine import queries, refs
+from holdfast.statemachine import queries, refs, survey
 from holdfast.statemachine.commands import Payload, Ref
 from holdfast.statemachine.txn import ReadTxn
 
@@ -31,8 +31,8 @@ def objects_in(
     for txn in states:
         cursor: bytes | None = b""
         while cursor is not None:
-            objects, cursor = queries.list_objects(txn, "objects", cursor, 100)
-            for each in objects:
+            objects, cursor = survey.keys(txn, "objects", "", cursor, 100)
+            for _, each in objects:
                 values, _ = queries.eager_state(txn, each.id, 1 << 20)
                 held = {name: value_in(txn, value) for name, value in values.items()}
                 if "sum" in held:

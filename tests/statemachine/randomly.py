@@ -50,6 +50,7 @@ from holdfast.statemachine.commands import (
 )
 from holdfast.statemachine.tables import ACTIVE, COMPLETED, after
 from holdfast.statemachine.txn import ReadTxn
+from holdfast.statemachine.values import fingerprint
 from tests.statemachine.rig import ident
 
 KEYS = [None, None, "k", "l"]
@@ -245,7 +246,9 @@ def _other(random: Random) -> Command:
             return CompletePromise(service, key or "", random.choice(["x", "y"]), _outcome(random))
         case 10:
             values = {"x": random.choice([None, b"1"]), "z": _payload(random, b"2")}
-            return SetState(service, key or "", values, random.random() < 0.5)
+            wanted = random.choice([None, b"1", _payload(random, b"2")])
+            expect = {"x": None if wanted is None else fingerprint(wanted)} if random.random() < 0.3 else None
+            return SetState(service, key or "", values, random.random() < 0.5, expect)
         case 11:
             return AttachTo(which, _ident(random), random.randrange(5))
         case 12:

@@ -6,10 +6,11 @@ import pytest
 
 from holdfast.sdk.ids import InvocationId, partition_key, workflow_id
 from holdfast.sdk.journal import Op
-from holdfast.statemachine import explain, queries
+from holdfast.statemachine import explain, queries, refs
 from holdfast.statemachine.commands import Cancel, FailAttempt, Invoke, Kill, Mode, Redispatch, Retry, SetState
 from holdfast.statemachine.effects import Reply, StartAttempt, Status
 from holdfast.statemachine.state import State
+from holdfast.statemachine.values import fingerprint
 from tests.statemachine.rig import BOOM, HOUR_MS, RESULT, Rig, failure, ident
 
 
@@ -166,6 +167,30 @@ def test_an_operator_can_edit_the_state_of_a_free_key() -> None:
     assert rig.values("greeter", "k") == {"y": b"2"}
     rig.do(SetState("greeter", "k", {"z": b"3"}, True))
     assert rig.values("greeter", "k") == {"z": b"3"}
+
+
+def test_an_edit_that_expects_other_values_changes_nothing() -> None:
+    rig = Rig()
+    rig.do(SetState("greeter", "k", {"x": b"1", "y": b"2"}, False))
+    before = queries.digest(rig.txn)
+
+    expect = {"x": fingerprint(b"1"), "y": fingerprint(b"3"), "z": None, "w": fingerprint(b"")}
+    rig.do(SetState("greeter", "k", {"x": b"9"}, True, expect))
+    assert (rig.result.code, rig.result.outcome) == (409, ["y", "w"])
+    rig.do(SetState("greeter", "k", {"x": b"9"}, False, {"y": None}))
+    assert (rig.result.code, rig.result.outcome) == (409, ["y"])
+    assert queries.digest(rig.txn) == before
+
+    rig.do(SetState("greeter", "k", {"x": b"9"}, False, {"x": fingerprint(b"1"), "z": None}))
+    assert rig.result.code == 0 and rig.values("greeter", "k") == {"x": b"9", "y": b"2"}
+    rig.do(SetState("greeter", "k", {"x": b"8"}, False, {}))
+    assert rig.result.code == 0
+
+
+def test_a_value_has_one_fingerprint_wherever_it_is() -> None:
+    for value in (b"", b"1", b"\x01", b"\x01" * 100, b"x" * 100_000):
+        assert fingerprint(value) == fingerprint(refs.make(value)[0])
+    assert len({fingerprint(value) for value in (b"", b"1", b"\x01", b"\x01\x01", b"\x011")}) == 5
 
 
 def test_eager_state_says_whether_it_is_complete() -> None:
