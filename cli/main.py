@@ -28,6 +28,7 @@ from holdfast.cli.run import dev, serve
 from holdfast.cli.snapshots import snapshot
 from holdfast.cli.statistics import statistics
 from holdfast.cli.tokens import token
+from holdfast.cli.waiting import waiting
 
 
 class _Commands(click.Group):
@@ -150,6 +151,7 @@ for command in (
     send,
     invocations,
     statistics,
+    waiting,
     state,
     cluster,
     config,

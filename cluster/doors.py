@@ -19,6 +19,7 @@ from holdfast.cluster.admin.overview import Overview
 from holdfast.cluster.admin.pages import Pages
 from holdfast.cluster.admin.statistics import StatisticsAdmin
 from holdfast.cluster.admin.tokens import TokenAdmin
+from holdfast.cluster.admin.waiting import WaitingAdmin
 from holdfast.cluster.backup.metrics import of_backups
 from holdfast.cluster.config import Endpoint
 from holdfast.cluster.ground import Ground
@@ -86,6 +87,7 @@ class Doors:
             ObjectAdmin(registry, serving.router, serving.reader, surveys),
             InvocationAdmin(registry, serving.router, serving.reader, healths=healths, now_ms=now_ms),
             StatisticsAdmin(serving.reader, now_ms),
+            WaitingAdmin(surveys),
             ClusterAdmin(
                 config,
                 serving.router,

@@ -231,6 +231,7 @@ UNNAMED = {
     ("cluster/admin/audit.py", "Parameters"): "takes any number of names",
     ("cluster/admin/invocations.py", "Parameters"): "takes any number of names",
     ("cluster/admin/routes.py", "Route"): "a table: every row has the same columns",
+    ("cluster/admin/waiting.py", "Parameters"): "takes any number of names",
     ("cluster/ingress/routes.py", "Route"): "the same",
     ("cluster/doors.py", "Metrics"): "takes any number of rooms",
     ("cluster/peers/rpc.py", "self._rpc._answer"): "takes the parts of a message, whatever they are",

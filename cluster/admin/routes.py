@@ -7,6 +7,7 @@ from typing import Final
 from holdfast.cluster.admin.parameters import END_BY_NAME, STATUS_BY_NAME
 from holdfast.cluster.http.routes import NUMBER, PUBLIC, Parameter, Route
 from holdfast.statemachine.access import ADMIN, APPROVE, OPERATE, READ, ROLES
+from holdfast.statemachine.survey import AWAKEABLE, IN_DOUBT, PROMISED, TIMED
 
 PAGE: Final = 100
 PAGE_MAX: Final = 1000
@@ -15,6 +16,7 @@ BULK_MAX: Final = 100_000
 STEPS_PAGE: Final = 1000
 OLDEST: Final = "oldest"
 ORDERS: Final = ("newest", OLDEST)
+WAITING: Final = (AWAKEABLE, PROMISED, IN_DOUBT, TIMED)
 ACTIONS: Final = ("cancel", "kill", "pause", "resume", "restart", "purge")
 
 _TRUTH: Final = {"type": "boolean"}
@@ -207,6 +209,20 @@ ROUTES: Final = (
             Parameter("limit", f"of the page, up to {PAGE_MAX}; {PAGE} if not given", NUMBER),
             Parameter("cursor", "cursor from the previous page"),
         ),
+    ),
+    Route(
+        "GET",
+        "/waiting",
+        "waiting",
+        "Steps that wait for somebody, and what timers will start, earliest first, in pages; a page with a cursor may be short",
+        READ,
+        (
+            Parameter("kind", f"one or more of {', '.join(WAITING)}, separated by commas; all if not given"),
+            Parameter("service", "of invocations of this service"),
+            Parameter("limit", f"of the page, up to {PAGE_MAX}; {PAGE} if not given", NUMBER),
+            Parameter("cursor", "cursor from the previous page"),
+        ),
+        answers=((200, "rows; the ids of awakeables are for tokens that may invoke all services"),),
     ),
     Route(
         "GET",

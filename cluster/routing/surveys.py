@@ -14,9 +14,6 @@ from holdfast.cluster.routing.reader import Reader
 from holdfast.sdk.ids import ID_BYTES, partition_key, partition_of
 from holdfast.statemachine.records import Object
 from holdfast.statemachine.survey import (
-    AWAKEABLE,
-    IN_DOUBT,
-    PROMISED,
     RANK_BYTES,
     TIMED,
     TIMER_RANK_BYTES,
@@ -24,7 +21,6 @@ from holdfast.statemachine.survey import (
     Wait,
 )
 
-KINDS: Final = (AWAKEABLE, PROMISED, IN_DOUBT, TIMED)
 PROMISES_MAX: Final = 1000
 TREE_NODES_MAX: Final = 1000
 ANCESTORS_MAX: Final = 100

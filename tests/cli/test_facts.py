@@ -118,3 +118,21 @@ def test_state_is_edited_in_an_editor_unless_it_changed_meanwhile(
     assert json.loads(Path(kept).read_text())["name"] == "dan"
     assert wrong.exit_code == 1 and "not JSON" in wrong.stderr
     assert cli.json("state", "get", "counter", "edited")["state"] == {"count": 1, "name": "eve", "list": [1]}
+
+
+def test_what_waits_is_listed_by_kind(cli: Cli) -> None:
+    agent = cli.ok("send", "agent/wait").strip()
+    cli.reaches(agent, "suspended")
+    doubt = cli.ok("send", "payments/pay").strip()
+    cli.reaches(doubt, "paused")
+    later = cli.ok("send", "echo/say", "1", "--delay", "1h").strip()
+
+    text = cli.ok("waiting")
+    timers = cli.ok("waiting", "--kind", "timer", "--service", "echo")
+    decisions = cli.json("waiting", "--kind", "in-doubt")["waiting"]
+
+    assert agent in text and doubt in text and later not in text
+    assert later in timers and "start" in timers and agent not in timers
+    assert doubt in [each["invocation"] for each in decisions] and {each["name"] for each in decisions} == {"pay"}
+    assert cli.ok("waiting", "--service", "nothing") == "Nothing waits.\n"
+    assert cli.run("waiting", "--kind", "godot").exit_code == 1

@@ -1,0 +1,57 @@
+"""What waits for somebody or something, over all invocations: awakeables, promises, steps in doubt, and timers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.cluster.admin.parameters import AdminRequest, Parameters, json_answer
+from holdfast.cluster.admin.routes import PAGE, PAGE_MAX, WAITING
+from holdfast.cluster.admin.views import show_time
+from holdfast.cluster.errors import BadRequest
+from holdfast.cluster.http.exchange import Answer
+from holdfast.cluster.routing.surveys import Surveys
+from holdfast.sdk.ids import format_awakeable, format_id
+from holdfast.statemachine.survey import AWAKEABLE, Wait
+
+
+class WaitingAdmin:
+    def __init__(self, surveys: Surveys) -> None:
+        self._surveys = surveys
+
+    async def on_waiting(self, request: AdminRequest) -> Answer:
+        parameters = Parameters(request, "kind", "service", "limit", "cursor")
+        kinds = _read_kinds(parameters.text("kind"))
+        limit = parameters.number("limit", PAGE, 1, PAGE_MAX)
+        found = await self._surveys.waits(kinds, parameters.text("service"), parameters.text("cursor"), limit)
+        with_ids = request.request.principal.may_invoke_all
+        return json_answer(
+            200, {"waiting": [_show(row, with_ids=with_ids) for row in found.rows], "cursor": found.cursor}
+        )
+
+
+def _read_kinds(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return WAITING
+    names = [name.strip().lower() for name in text.split(",")]
+    for name in names:
+        if name not in WAITING:
+            raise BadRequest(f"nothing waits for {name!r:.60}", f"there are: {', '.join(WAITING)}")
+    return tuple(dict.fromkeys(names))
+
+
+def _show(row: Wait, *, with_ids: bool) -> dict[str, Any]:
+    shown = {
+        "kind": row.kind,
+        "invocation": format_id(row.invocation),
+        "service": row.service,
+        "handler": row.handler,
+        "key": row.key,
+        "step": row.step,
+        "name": row.name,
+        "since": show_time(row.since_ms),
+        "due_at": show_time(row.due_ms),
+    }
+    if row.kind == AWAKEABLE and with_ids and row.step is not None:
+        # Whoever knows it may complete it.
+        shown["awakeable"] = format_awakeable(row.invocation, row.step, row.secret)
+    return shown
