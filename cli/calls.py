@@ -98,15 +98,16 @@ def call(
     ingress_url: str,
     as_json: bool,
 ) -> None:
-    answer = client.checked(_request(ingress_url, target, body, key, idempotency_key, headers))
+    answer = _request(ingress_url, target, body, key, idempotency_key, headers)
     if as_json:
-        print_json({"id": answer.headers.get("x-holdfast-id"), "outcome": _shown(answer.body)})
-    else:
-        # A final newline after text. Binary output is unchanged, unless a terminal would obey it.
-        outcome = answer.body
-        if sys.stdout.isatty():
-            outcome = client.printable(outcome.decode(errors="replace")).encode()
-        click.echo(outcome, nl=_is_text(outcome) and not outcome.endswith(b"\n"))
+        kind = "outcome" if answer.status < 400 else "error"
+        print_json({"id": answer.headers.get("x-holdfast-id"), kind: _shown(answer.body)})
+        sys.exit(0 if answer.status < 400 else 1)
+    # A final newline after text. Binary output is unchanged, unless a terminal would interpret it.
+    outcome = client.checked(answer).body
+    if sys.stdout.isatty():
+        outcome = client.printable(outcome.decode(errors="replace")).encode()
+    click.echo(outcome, nl=_is_text(outcome) and not outcome.endswith(b"\n"))
 
 
 def _is_text(body: bytes) -> bool:

@@ -116,10 +116,12 @@ def list_deployments(admin_url: str, as_json: bool) -> None:
 
 
 def _health(deployment: dict[str, Any]) -> str | None:
-    """`ok`, or why the deployment is down or does not respond and for how long, or why attempts are held back; empty if no
-    node has used it yet."""
+    """`ok`, or why the deployment is down or does not respond and for how long, or why attempts are held back; `idle` if no
+    node has had anything for it yet."""
     health = deployment.get("health")  # Older nodes do not report it.
-    if health is None or health["status"] == "idle":
+    if health is not None and health["status"] == "idle":
+        return "idle"
+    if health is None:
         return None
     down = [each for each in health["nodes"] if each["down_since"]]
     if not down:

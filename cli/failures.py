@@ -42,7 +42,7 @@ class Reporter:
             return
         if record.status == Status.PAUSED:
             self._failures.pop(record.id, None)
-            _say("PAUSED", record, _reason(command, last.message if last is not None else ""), _resume(record))
+            _say("PAUSED", record, why_paused(command, last), _resume(record))
         elif type(command) is Complete:
             self._failures.pop(record.id, None)
             outcome = command.outcome
@@ -66,6 +66,12 @@ def _what(command: Command) -> str:
     if isinstance(command, RecordRunFailure):
         return f"step {command.name!r} failed"
     return f"attempt {command.epoch} failed" if isinstance(command, FailAttempt | RecordStep) else "failed"
+
+
+def why_paused(command: Command, last: queries.FailedAttempt | None) -> str:
+    if last is not None and isinstance(command, FailAttempt) and command.failure[2] in last.message:
+        return last.message  # It says more, for example how often the process ended.
+    return _reason(command, last.message if last is not None else "")
 
 
 def _reason(command: Command, otherwise: str) -> str:

@@ -93,8 +93,11 @@ def list_invocations(order: str, limit: int, admin_url: str, as_json: bool, **ch
     table(
         ("ID", "TARGET", "STATUS", "AGE", "STEPS", "FAILURES", "LAST FAILURE"),
         (
-            (each["id"], _target(each), each["end"] or each["status"], age(each["created_at"]), each["steps"],
-             each["failures"] or None, _short(failure["message"]) if (failure := each.get("failure")) else None)
+            (
+                each["id"], _target(each), each["end"] or each["status"], age(each["created_at"]), each["steps"],
+                each["failures"] + (each.get("lost_streams") or 0) or None,
+                _short(failure["message"]) if (failure := each.get("failure")) else None,
+            )
             for each in found
         ),
         empty="No invocations match." if any(chosen.values()) else "No invocations.",

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any, Final
 
 from holdfast.sdk.ids import InvocationId, object_id
@@ -21,7 +22,17 @@ from holdfast.sdk.journal import (
     pack_outcome,
 )
 from holdfast.statemachine import attempts, blobs, keys, listing, retention, steps, timers
-from holdfast.statemachine.commands import AttachTo, Cancel, Complete, CompleteStep, Invoke, Kill, Mode, Ref
+from holdfast.statemachine.commands import (
+    CALL_DEPTH_MAX,
+    AttachTo,
+    Cancel,
+    Complete,
+    CompleteStep,
+    Invoke,
+    Kill,
+    Mode,
+    Ref,
+)
 from holdfast.statemachine.effects import OK, AbortAttempt, Code, First, Reply, Result, SendCancelled, Status
 from holdfast.statemachine.outbox import post
 from holdfast.statemachine.outcomes import failed, failure_of, is_success
@@ -37,8 +48,8 @@ from holdfast.statemachine.records import (
 from holdfast.statemachine.state import State
 from holdfast.statemachine.tables import COMPLETED, JOURNAL, LISTENER, TIME_MAX, after, step_bytes
 
-_CHAIN_MAX: Final = 16  # Deadlocks are found in chains of up to this many keys,
-_CHAIN_CHARS_MAX: Final = 2048  # and up to this many characters.
+_CHAIN_MAX: Final = CALL_DEPTH_MAX  # Deadlocks are found in chains of up to this many keys.
+_LABEL_CHARS: Final = 64  # A longer name of a key is cut in the chain, and ends with a digest.
 _CALLERS_MAX: Final = 5  # The refusal of a call that is too deep names this many callers,
 _CALLER_CHARS: Final = 200  # each with up to this many characters.
 _HOLDS_KEY: Final = (Mode.EXCLUSIVE, Mode.WORKFLOW)
@@ -80,7 +91,7 @@ def invoke(state: State, command: Invoke) -> Result:
         ident, service, handler, key, mode, payload, headers, start_at_ms, caller, caller_step, retention_ms,
         idempotency_key, request_hash, chain, depth, callers,
     ) = command  # fmt: skip
-    if chain and caller is not None and mode in _HOLDS_KEY and f"{service}/{key}" in chain:
+    if chain and caller is not None and mode in _HOLDS_KEY and _label(service, key) in chain:
         return _deadlock(state, command, caller)
     record = state.load(ident)
     if record is not None:
@@ -142,7 +153,7 @@ def invoke(state: State, command: Invoke) -> Result:
 
 def _deadlock(state: State, command: Invoke, caller: InvocationId) -> Result:
     """Refuse a call that would wait for its key for ever, because the holder of the key waits for the call."""
-    name = f"{command.service}/{command.key}"
+    name = _label(command.service, command.key)
     chain = list(command.chain)
     cycle = " → ".join([*chain[chain.index(name) :], name])
     message = cut_text(
@@ -154,17 +165,23 @@ def _deadlock(state: State, command: Invoke, caller: InvocationId) -> Result:
 
 
 def chain_of(state: State, record: Invocation) -> Sequence[str]:
-    """The keys that stay held while a call of this invocation is in progress. The chain is bounded; longer ones are not
-    examined."""
+    """The keys that stay held while a call of this invocation is in progress. The chain is bounded; keys
+    beyond the bound are not examined."""
     if state.level < 2:
         return ()
     chain = record.chain
     if record.mode not in _HOLDS_KEY or not record.oid:
         return chain
-    name = f"{record.service}/{record.key}"
-    if len(chain) >= _CHAIN_MAX or sum(map(len, chain)) + len(name) > _CHAIN_CHARS_MAX:
-        return chain
-    return (*chain, name)
+    return (*chain, _label(record.service, record.key)) if len(chain) < _CHAIN_MAX else chain
+
+
+def _label(service: str, key: str | None) -> str:
+    """The name of a key in a chain: short, because every call carries the whole chain, and different for every key."""
+    name = f"{service}/{key}"
+    if len(name) <= _LABEL_CHARS:
+        return name
+    digest = blake2b(name.encode(errors="surrogatepass"), digest_size=12).hexdigest()
+    return f"{name[: _LABEL_CHARS // 2]}…{digest}"
 
 
 def _too_deep(state: State, command: Invoke, caller: InvocationId) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import subprocess
@@ -44,6 +45,14 @@ def test_a_call_of_an_unknown_handler_fails_with_a_hint(cli: Cli) -> None:
     assert "Error: there is no service 'nothing' (404)" in result.stderr
     assert "Hint: register the deployment that offers it" in result.stderr
     assert result.stdout == ""
+
+
+def test_a_failed_call_is_json_too_if_that_is_asked_for(cli: Cli) -> None:
+    result = cli.run("call", "nothing/run", "--json")
+
+    shown = json.loads(result.stdout)
+    assert result.exit_code == 1 and shown["id"] is None
+    assert (shown["error"]["code"], shown["error"]["source"]) == (404, "ingress")
 
 
 def test_a_send_prints_the_id_and_finds_the_first_again(cli: Cli) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.failures import Reporter
+from holdfast.cli.failures import Reporter, why_paused
 from holdfast.cluster.partition.door import Partition
 from holdfast.sdk.ids import InvocationId, parse_id
 from holdfast.statemachine import queries
@@ -55,6 +55,15 @@ async def test_repeated_failures_of_one_invocation_are_counted(
         f"attempt {number}" for number in (1, 2, 4, 8, 16)
     ]
     assert "; 16 failures so far" in text
+
+
+def test_a_pause_for_lost_processes_says_how_often_they_ended() -> None:
+    closed = "the endpoint closed the stream"
+    command = FailAttempt(InvocationId(bytes(16)), 5, [1, 503, closed, ""], Retry(), 0, 0, False)
+    last = queries.FailedAttempt(5, 0, 503, f"the handler process ended 5 times. The last time: {closed}", "")
+
+    assert why_paused(command, last) == last.message
+    assert why_paused(command, None) == closed
 
 
 def _has(partition: Partition, raw: InvocationId) -> bool:

@@ -7,7 +7,17 @@ import pytest
 from holdfast.sdk.ids import InvocationId, partition_key, workflow_id
 from holdfast.sdk.journal import Op
 from holdfast.statemachine import explain, queries, refs
-from holdfast.statemachine.commands import Cancel, FailAttempt, Invoke, Kill, Mode, Redispatch, Retry, SetState
+from holdfast.statemachine.commands import (
+    CALL_DEPTH_MAX,
+    Cancel,
+    FailAttempt,
+    Invoke,
+    Kill,
+    Mode,
+    Redispatch,
+    Retry,
+    SetState,
+)
 from holdfast.statemachine.effects import Reply, StartAttempt, Status
 from holdfast.statemachine.state import State
 from holdfast.statemachine.values import fingerprint
@@ -277,15 +287,30 @@ def test_a_send_ends_the_chain_because_nobody_waits_for_it() -> None:
 def test_a_chain_is_bounded() -> None:
     rig = Rig()
     last = rig.invoke("0", service="deep", key="0")
-    for n in range(1, 30):
+    rig.state.meta.call_depth_max = 200
+    for n in range(1, 120):
         _, last = calls(rig, last, str(n), service="deep", key=str(n), mode=Mode.EXCLUSIVE)
-    assert list(rig.load(last).chain) == [f"deep/{n}" for n in range(16)]
+    assert list(rig.load(last).chain) == [f"deep/{n}" for n in range(CALL_DEPTH_MAX)]
 
-    near, _ = calls(rig, last, "near", service="deep", key="3", mode=Mode.EXCLUSIVE)
-    far, beyond = calls(rig, last, "far", service="deep", key="20", mode=Mode.EXCLUSIVE)
+    near, _ = calls(rig, last, "near", service="deep", key="99", mode=Mode.EXCLUSIVE)
+    far, beyond = calls(rig, last, "far", service="deep", key="110", mode=Mode.EXCLUSIVE)
 
     assert failure(rig.journal(last)[near].outcome).kind == "Deadlock"
     assert rig.journal(last)[far].outcome is None and rig.status(beyond) == Status.QUEUED
+
+
+def test_a_deadlock_is_found_at_any_depth_that_is_allowed_by_default_and_with_long_keys() -> None:
+    rig = Rig()
+    last = rig.invoke("0", service="deep", key="k" * 500 + "0")
+    for n in range(1, CALL_DEPTH_MAX):
+        _, last = calls(rig, last, str(n), service="deep", key="k" * 500 + str(n), mode=Mode.EXCLUSIVE)
+
+    step, _ = calls(rig, last, "again", service="deep", key="k" * 500 + str(CALL_DEPTH_MAX - 2), mode=Mode.EXCLUSIVE)
+    other, _ = calls(rig, last, "other", service="deep", key="k" * 500 + "other", mode=Mode.SHARED)
+
+    assert failure(rig.journal(last)[step].outcome).kind == "Deadlock"
+    assert rig.journal(last)[other].outcome is None
+    assert sum(map(len, rig.load(last).chain)) <= 64 * CALL_DEPTH_MAX
 
 
 def test_before_level_2_deadlocks_are_not_detected() -> None:
