@@ -30,8 +30,8 @@ from holdfast.cluster.groups import FIRST_PARTITION_GROUP, META_GROUP
 from holdfast.cluster.handlers.dispatch import Limits, Timing
 from holdfast.cluster.handlers.health import Healths
 from holdfast.cluster.handlers.invoker import Invoker
-from holdfast.cluster.handlers.protocols.interface import HandlerProtocol
-from holdfast.cluster.handlers.protocols.native.protocol import Native
+from holdfast.cluster.handlers.protocols.interface import Means
+from holdfast.cluster.handlers.protocols.table import Protocols, known_protocols
 from holdfast.cluster.http.not_serving import NotServing
 from holdfast.cluster.http.server import HttpServer
 from holdfast.cluster.log_settings import log_settings
@@ -83,7 +83,7 @@ class Node:
         *,
         timing: Timing | None = None,
         log_timing: engine.Timing | None = None,
-        protocol: HandlerProtocol | None = None,
+        protocols: Callable[[Means], Protocols] = known_protocols,
         on_fatal: Callable[[BaseException], None] = exit_process,
     ) -> None:
         self.config = config
@@ -94,10 +94,12 @@ class Node:
         self.rpc = Rpc(
             lambda peer, payload: self.log.send(peer, payload), leader=self._leader, entropy=self.environment.entropy
         )
-        self.protocol = protocol or Native(
-            config.deployment_addresses,
-            keys=lambda: self.meta.state.identity.keys,
-            connect_s=(timing or Timing()).connect_s,
+        self.protocols = protocols(
+            Means(
+                config.deployment_addresses,
+                keys=lambda: self.meta.state.identity.keys,
+                connect_s=(timing or Timing()).connect_s,
+            )
         )
         self.watchdog = Watchdog(config.health)
         self.stopping = False
@@ -184,7 +186,7 @@ class Node:
         self.registry = Registry(
             self.meta,
             self.meta_log,
-            self.protocol.discover,
+            self.protocols.discover,
             fresh=self.meta_log.known,
             entropy=self.environment.entropy,
         )
@@ -235,12 +237,12 @@ class Node:
         self.removal = Removal(config, self.meta, log)
         self.invoker = Invoker(
             self.registry,
-            self.protocol,
+            self.protocols,
             self.clock,
             objects=self.objects,
             fresh=self.meta_log.known,
             partitions=self.replicas.hosted.values(),
-            limits=Limits(streamed=config.attempts_max),
+            limits=Limits(attempts=config.attempts_max),
             timing=self._timing,
             rng=self.environment.entropy.generator(),
             stager=self.stager,
@@ -317,7 +319,7 @@ class Node:
             serving.leaderships.resign_all()
         await self.invoker.close()
         self.meta_log.stop()
-        await self.protocol.close()
+        await self.protocols.close()
         if serving is not None:
             await serving.stop()
         await self.leftovers.stop()

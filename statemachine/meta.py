@@ -25,6 +25,9 @@ from holdfast.statemachine.members import AssignPartition, Membership, PutNode, 
 KINDS_OF_SERVICE: Final = ("service", "object", "workflow")
 MODES_OF_HANDLER: Final = ("plain", "exclusive", "shared", "main")
 
+#: The name of Holdfast's own handler protocol. A deployment without a name speaks it.
+NATIVE: Final = "holdfast"
+
 DEPLOYMENTS_MAX: Final = 1000
 SERVICES_MAX: Final = 5000
 
@@ -67,6 +70,7 @@ class Deployment(NamedTuple):
     metadata: dict[str, str]
     created_ms: int
     revisions: dict[str, int]  # service -> the revision it is here
+    protocol_name: str = NATIVE  # Another one only since level 2.
 
     def service(self, name: str) -> Service | None:
         return next((service for service in self.services if service.name == name), None)
@@ -77,6 +81,8 @@ class Deployment(NamedTuple):
         The release of the SDK may have changed, and may support further versions of the protocol.
         """
         if self.services != command.services or self.modes != command.modes:
+            return False
+        if self.protocol_name != command.protocol_name:
             return False
         if level < 2:
             return self.protocol == command.protocol and self.sdk == command.sdk
@@ -106,6 +112,7 @@ class RegisterDeployment(NamedTuple):
     protocol: list[int]
     metadata: dict[str, str]
     force: bool
+    protocol_name: str = NATIVE
 
 
 class RemoveDeployment(NamedTuple):
@@ -128,6 +135,7 @@ class RestoreDeployment(NamedTuple):
     metadata: dict[str, str]
     created_ms: int
     revisions: dict[str, int]
+    protocol_name: str = NATIVE
 
 
 class RestoreCluster(NamedTuple):
@@ -190,8 +198,14 @@ NUMBERS: Final[dict[type[Any], int]] = {
     RetireIdentityKey: 16,
 }
 KINDS: Final = {number: kind for kind, number in NUMBERS.items()}
-#: The defaults of the fields that a command got in level 2. They are left out while they have their defaults.
-_LATER: Final[dict[type[Any], tuple[Any, ...]]] = {FoundCluster: (FIRST,), RestoreCluster: (FIRST,)}
+#: The defaults of the fields that a command or record got in level 2. They are left out while they have their defaults.
+_LATER: Final[dict[type[Any], tuple[Any, ...]]] = {
+    FoundCluster: (FIRST,),
+    RestoreCluster: (FIRST,),
+    RegisterDeployment: (NATIVE,),
+    RestoreDeployment: (NATIVE,),
+    Deployment: (NATIVE,),
+}
 
 
 class Proposal(NamedTuple):
@@ -265,7 +279,7 @@ def encode_state(state: MetaState) -> bytes:
         (
             state.cluster,
             state.partitions,
-            [tuple(deployment) for deployment in state.deployments.values()],
+            [tuple(trimmed(deployment, _LATER[Deployment])) for deployment in state.deployments.values()],
             state.offers,
             state.revisions,
             state.now_ms,
@@ -427,6 +441,7 @@ def _register(state: MetaState, command: RegisterDeployment) -> Outcome:
         metadata=dict(command.metadata),
         created_ms=created_ms,
         revisions=revisions,
+        protocol_name=command.protocol_name,
     )
     return Outcome(Result(), id_)
 

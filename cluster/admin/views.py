@@ -302,7 +302,7 @@ def show_deployment(
         "in_flight": in_flight,
         "health": show_health(healths),
         "modes": deployment.modes,
-        "protocol": {"min": deployment.protocol[0], "max": deployment.protocol[1]},
+        "protocol": {"name": deployment.protocol_name, "min": deployment.protocol[0], "max": deployment.protocol[1]},
         "sdk": deployment.sdk,
         "metadata": deployment.metadata,
         "created_at": show_time(deployment.created_ms),

@@ -22,8 +22,7 @@ from holdfast.statemachine.effects import StartAttempt
 class Limits(NamedTuple):
     """Limits per deployment."""
 
-    streamed: int = 10_000  # attempts at a time
-    requested: int = 200  # the same, if each attempt is a request of its own
+    attempts: int = 10_000  # at a time; a protocol may allow fewer
     waiting: int = 50_000  # ids in its queue; the others are found in the state later
 
 
@@ -31,12 +30,7 @@ class Timing(NamedTuple):
     connect_s: float = 5.0
     backoff_s: float = 0.01
     backoff_max_s: float = 1.0  # A restarted handler process is found this soon; each try costs one connection.
-    #: A stream that is silent for this long is pinged. After half that time without an answer it is reported, and closed
-    #: if a thread of the endpoint would answer even while its event loop is blocked.
-    prompt_s: float = 5.0
-    patience_s: float = 45.0  # Any other stream is closed after this much silence.
     sweep_s: float = 1.0
-    fallback_s: float = 60.0  # After this long with single requests, a stream is tried again.
 
 
 class Dispatcher(Attempts, Protocol):

@@ -16,7 +16,8 @@ from holdfast.cluster.backoff import backoff, with_jitter
 from holdfast.cluster.handlers.attempts import Attempt, Carrier, Owner, Ticket
 from holdfast.cluster.handlers.dispatch import Dispatcher
 from holdfast.cluster.handlers.health import Health
-from holdfast.cluster.handlers.protocols.interface import CannotConnect, HandlerProtocol
+from holdfast.cluster.handlers.protocols.interface import CannotConnect, Connector
+from holdfast.cluster.handlers.protocols.table import Protocols
 from holdfast.cluster.handlers.queue import SUSPICION_S, Queue
 from holdfast.sdk.ids import InvocationId
 from holdfast.statemachine.effects import StartAttempt
@@ -40,7 +41,7 @@ REBUILD_S: Final = 1.0
 
 
 class Endpoint:
-    def __init__(self, invoker: Dispatcher, deployment: str, protocol: HandlerProtocol) -> None:
+    def __init__(self, invoker: Dispatcher, deployment: str, protocols: Protocols) -> None:
         self.invoker = invoker
         self.deployment = deployment
         self.queue: Queue[Ticket, Owner] = Queue(asyncio.get_running_loop().time, invoker.limits.waiting)
@@ -48,7 +49,10 @@ class Endpoint:
         self._pause: asyncio.TimerHandle | None = None  # For handlers that end their process.
         self.carrier: Carrier | None = None
         self.carriers: dict[Carrier, None] = {}  # Including draining ones.
-        self._connector = protocol.connector(self)
+        self._protocols = protocols
+        self._connectors: dict[
+            str, Connector
+        ] = {}  # By protocol. A deployment that is overwritten may speak another one.
         self.failures = 0  # Consecutive.
         self.offences = 0  # Streams recently closed because the endpoint broke the protocol.
         self._offended_at = 0.0
@@ -212,7 +216,7 @@ class Endpoint:
                     return
                 await asyncio.sleep(self._not_before - self._loop.time())
                 try:
-                    carrier = self.carrier = await self._connector.connect(deployment)
+                    carrier = self.carrier = await self._connector(deployment.protocol_name).connect(deployment)
                 except CannotConnect as error:
                     self.back_off(str(error), error.after_s)
                 else:
@@ -224,6 +228,12 @@ class Endpoint:
             self._connecting = None
         if not self._closed:
             self._loop.call_soon(self.pump)
+
+    def _connector(self, protocol: str) -> Connector:
+        """Raises CannotConnect."""
+        if protocol not in self._connectors:
+            self._connectors[protocol] = self._protocols.connector(protocol, self)
+        return self._connectors[protocol]
 
     def _give_back(self) -> None:
         """The deployment is gone: reconsider every waiting attempt."""

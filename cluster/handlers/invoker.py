@@ -22,7 +22,7 @@ from holdfast.cluster.handlers.dispatch import Limits, Timing
 from holdfast.cluster.handlers.endpoint import Endpoint
 from holdfast.cluster.handlers.failures import Failures
 from holdfast.cluster.handlers.openings import NO_STATE, eager_state, opening_of, opening_of_first
-from holdfast.cluster.handlers.protocols.interface import HandlerProtocol
+from holdfast.cluster.handlers.protocols.table import Protocols
 from holdfast.cluster.handlers.queue import ALONE
 from holdfast.cluster.handlers.timings import Timings
 from holdfast.cluster.partition.door import Partition
@@ -64,7 +64,7 @@ class Invoker:
     def __init__(
         self,
         registry: Registry,
-        protocol: HandlerProtocol,
+        protocols: Protocols,
         clock: Clock,
         *,
         objects: Objects,
@@ -77,7 +77,7 @@ class Invoker:
     ) -> None:
         """`partitions` may be led here. `fresh` returns when every deployment registered before the call is known here."""
         self.registry = registry
-        self._protocol = protocol
+        self._protocols = protocols
         self.clock = clock
         self.limits = limits or Limits()
         self.timing = timing or Timing()
@@ -207,7 +207,7 @@ class Invoker:
     def endpoint(self, deployment: str) -> Endpoint:
         found = self.endpoints.get(deployment)
         if found is None:
-            found = self.endpoints[deployment] = Endpoint(self, deployment, self._protocol)
+            found = self.endpoints[deployment] = Endpoint(self, deployment, self._protocols)
         return found
 
     def deployments_changed(self) -> None:

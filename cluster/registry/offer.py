@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, TypeAlias
 
 from holdfast.cluster.registry.machine import DAY_MS
-from holdfast.statemachine.meta import Service
+from holdfast.statemachine.meta import NATIVE, Service
 
 SERVICES_MAX: Final = 256  # of one deployment
 HANDLERS_MAX: Final = 256  # of one service
@@ -33,6 +33,7 @@ class Offer(NamedTuple):
     sdk: str
     modes: list[str]  # The ways to reach the endpoint, in the words of its protocol.
     protocol: list[int]  # The lowest and the highest version that it speaks.
+    protocol_name: str = NATIVE  # The one that discovered it.
 
 
 #: Asks the endpoint at a uri. Raises EndpointFailed or BadManifest.

@@ -33,6 +33,7 @@ from holdfast.log.errors import ProposalError
 from holdfast.statemachine.effects import Code
 from holdfast.statemachine.levels import FIRST
 from holdfast.statemachine.meta import (
+    NATIVE,
     Deployment,
     FoundCluster,
     MetaCommand,
@@ -176,9 +177,22 @@ class Registry:
     async def register(self, uri: str, *, force: bool = False, metadata: Mapping[str, str] | None = None) -> Registered:
         """Ask the endpoint what it offers, and make it a deployment (201), or find it unchanged (200)."""
         uri = normalize_uri(uri)
+        offer = await self._discover(uri)
+        if offer.protocol_name != NATIVE and self.state.level < 2:
+            raise Unavailable(
+                f"a deployment that speaks {offer.protocol_name} requires that every node of the cluster runs this release"
+            )
         command = RegisterDeployment(
-            "dp_" + self._entropy.bytes(8).hex(), uri, *await self._discover(uri), dict(metadata or {}), force
-        )  # fmt: skip
+            id="dp_" + self._entropy.bytes(8).hex(),
+            uri=uri,
+            services=offer.services,
+            sdk=offer.sdk,
+            modes=offer.modes,
+            protocol=offer.protocol,
+            metadata=dict(metadata or {}),
+            force=force,
+            protocol_name=offer.protocol_name,
+        )
         outcome = await self.propose(command)
         result = outcome.result
         if result.code == Code.CONFLICT:

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 #: A value waits this long for the store before it goes through the log, plus a second per PUT_BYTES_PER_S bytes. The
 #: total is shorter than the time that a stream may stay unread because too much of its input is waiting
-#: (`dispatch.Timing.patience_s`).
+#: (`native.settings.patience_s`).
 PUT_S: Final = 5.0
 PUT_BYTES_PER_S: Final = 8 * 1024 * 1024
 #: A reader waits this long for a value before it is told to retry.

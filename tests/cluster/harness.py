@@ -18,6 +18,8 @@ from holdfast.cluster.clock import Clock
 from holdfast.cluster.config import Config, Endpoint
 from holdfast.cluster.environment import Environment
 from holdfast.cluster.handlers.dispatch import Timing
+from holdfast.cluster.handlers.protocols.interface import Means
+from holdfast.cluster.handlers.protocols.table import Protocols, known_protocols
 from holdfast.cluster.leading.leadership import Leadership
 from holdfast.cluster.node import Node
 from holdfast.cluster.partition.door import Partition
@@ -304,6 +306,7 @@ class World:
         self.endpoints: list[FakeEndpoint] = []
         self.boot = "boot 1"
         self.timing = FAST
+        self.protocols: Callable[[Means], Protocols] = known_protocols
         self.clock: Clock | None = None
         self._settings = {"partitions": partitions, **settings}
         self.node: Node
@@ -312,7 +315,9 @@ class World:
         free = Endpoint("127.0.0.1", 0)
         config = Config(data=self.path / "node", ingress=free, admin=free, peer=free, **self._settings)
         environment = Environment(clock=self.clock, boot=self.boot)
-        self.node = Node(config, environment, timing=self.timing, on_fatal=self.failures.append)
+        self.node = Node(
+            config, environment, timing=self.timing, protocols=self.protocols, on_fatal=self.failures.append
+        )
         await self.node.start()
         await eventually(lambda: all(leads(partition) for partition in self.node.partitions), "leading")
         return self.node
@@ -338,7 +343,7 @@ class World:
         await node.handover.stop()
         await node.leftovers.stop()
         await node.invoker.close()
-        await node.protocol.close()
+        await node.protocols.close()
         await node.backups.stop()
         await node.objects.stop()
         await node.snapshots.stop()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from holdfast.cluster.addresses import GUARDED, AddressRefused, parse_ip, read_addresses
 from holdfast.cluster.config import BadConfig, build, describe
 from holdfast.cluster.errors import BadRequest, EndpointFailed
+from holdfast.cluster.handlers.protocols.interface import Means
 from holdfast.cluster.handlers.protocols.native.protocol import Native
 from tests.cluster.harness import Handled, eventually, world
 from tests.cluster.rig import endpoint
@@ -198,7 +199,7 @@ class Connections:
 
 
 async def discover(setting: str, uri: str) -> Any:
-    protocol = Native(read_addresses(setting))
+    protocol = Native(Means(read_addresses(setting)))
     try:
         return await protocol.discover(uri)
     finally:
@@ -296,7 +297,7 @@ def test_a_name_that_is_rebound_after_registration_is_not_followed(
             names.addresses = ["127.0.0.2"]
             connections = Connections(monkeypatch)
             # aiohttp may cache the resolved address for some seconds; a new address is always checked.
-            await it.node.protocol.close()
+            await it.node.protocols.close()
 
             await it.send("greeter/go")
             reached = it.node.invoker.endpoints

@@ -296,7 +296,7 @@ def test_redirects_of_an_endpoint_are_never_followed(tmp_path: Path) -> None:
                     await endpoint.stop()
                     await endpoint.start()
                     with pytest.raises(EndpointFailed) as refused:
-                        await it.node.protocol.discover(endpoint.uri)
+                        await it.node.protocols.discover(endpoint.uri)
 
                     assert "redirects are not followed" in said
                     assert "redirects are not followed" in refused.value.detail

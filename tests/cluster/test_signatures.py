@@ -15,6 +15,7 @@ import pytest
 from holdfast.cluster.config import describe
 from holdfast.cluster.errors import EndpointFailed
 from holdfast.cluster.handlers.protocols.native import connect, requests
+from holdfast.cluster.handlers.protocols.native.signing import Signer
 from holdfast.sdk import Client, Context, Server, Service, endpoint
 from holdfast.sdk.frames import HIGHEST_HEADER, VERSION_HEADER
 from holdfast.sdk.signatures import format_key
@@ -66,7 +67,7 @@ async def public_keys(it: World) -> list[str]:
 
 async def request_response(it: World, uri: str) -> str:
     """Register the endpoint as one that offers no streams."""
-    offer = await it.node.protocol.discover(uri)
+    offer = await it.node.protocols.discover(uri)
 
     async def discover(uri: str) -> Any:
         return offer._replace(modes=["request-response"])
@@ -174,9 +175,9 @@ async def test_endpoints_follow_a_rotation_in_any_order(tmp_path: Path) -> None:
 
             await it.node.serving.identity.finish_rotation()
 
-            await it.node.protocol.discover(early)
+            await it.node.protocols.discover(early)
             with pytest.raises(EndpointFailed, match="refuses the signature"):
-                await it.node.protocol.discover(late)
+                await it.node.protocols.discover(late)
 
 
 async def test_a_signature_for_one_endpoint_is_not_accepted_by_another(tmp_path: Path) -> None:
@@ -190,7 +191,8 @@ async def test_a_signature_for_one_endpoint_is_not_accepted_by_another(tmp_path:
 
 async def test_an_intercepted_request_cannot_be_replayed(tmp_path: Path) -> None:
     async with world(tmp_path) as it, served(await public_keys(it)) as uri:
-        overheard = it.node.protocol._signer.headers("GET", uri, "/discover")  # type: ignore[attr-defined]
+        signer = Signer(lambda: it.node.meta.state.identity.keys)
+        overheard = signer.headers("GET", uri, "/discover")
         statuses = []
         async with aiohttp.ClientSession() as stranger:
             for _ in range(2):

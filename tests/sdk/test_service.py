@@ -123,7 +123,7 @@ def test_a_node_accepts_the_manifest() -> None:
     assert orders["options"]["retry"]["max_attempts"] == 3
     assert orders["options"]["retention_ms"] == 86_400_000
     assert orders["handlers"][0]["options"] == {"inactivity_timeout_ms": 5000, "private": True}
-    services, sdk, modes_found, _ = read_manifest(json.dumps(manifest).encode())
+    services, sdk, modes_found, *_ = read_manifest(json.dumps(manifest).encode())
     assert [entry.name for entry in services] == ["orders", "counter", "flow"]
     assert sdk.startswith("holdfast-python/")
     assert sorted(modes_found) == ["request-response", "stream"]

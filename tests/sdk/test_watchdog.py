@@ -15,12 +15,16 @@ import pytest
 from click.testing import CliRunner
 
 from holdfast.cli.main import main
+from holdfast.cluster.handlers.protocols.native.protocol import Native
+from holdfast.cluster.handlers.protocols.native.settings import Settings
+from holdfast.cluster.handlers.protocols.table import Protocols
 from holdfast.sdk.ids import format_id
-from tests.cluster.harness import FAST, World, eventually
+from holdfast.statemachine.meta import NATIVE
+from tests.cluster.harness import World, eventually
 from tests.promises.processes import Handlers
 
 #: Streams that are silent for three seconds are closed; the thread must send a heartbeat earlier.
-TIMING = FAST._replace(prompt_s=2.0)
+SETTINGS = Settings(prompt_s=2.0)
 
 
 SERVERS = [
@@ -38,7 +42,7 @@ async def handlers_and_node(path: Path, server: tuple[str, ...] = ()) -> AsyncIt
     handlers = Handlers(path, oracle, server=server)
     handlers.start()
     it = World(path)
-    it.timing = TIMING
+    it.protocols = lambda means: Protocols({NATIVE: Native(means, SETTINGS)})
     await it.start()
     try:
         async with asyncio.timeout(30), aiohttp.ClientSession() as session:
@@ -164,7 +168,7 @@ def test_a_process_that_hangs_is_noticed_and_its_attempts_are_started_again(
             await eventually(lambda: it.node.healths.here()[0].is_down)
 
             noticed_s = time.monotonic() - stopped_at
-            assert noticed_s < TIMING.prompt_s * 1.5 + 5, "soon after the ping that was not answered"
+            assert noticed_s < SETTINGS.silence_s + 5, "soon after the ping that was not answered"
             await eventually(lambda: (record := it.record(ident)) is not None and record.epoch == 2)
             handlers.signal(signal.SIGCONT)
             assert await it.completed(ident) == [0, b'"slow"']

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -160,6 +161,29 @@ def test_registering_an_older_deployment_again_does_not_bring_it_back_unless_for
     assert (current := state.current("trips")) is not None and current.uri == OLD
 
 
+def test_a_deployment_keeps_the_name_of_its_protocol() -> None:
+    state = state_after(FoundCluster("demo", 8), register(OLD)._replace(protocol_name="another"))
+
+    outcome = meta.apply(state, 2, register(OLD))
+
+    assert outcome.result.code == 409, "one place does not speak two protocols"
+    assert outcome.differences == ("the way to reach it changed",)
+    (kept,) = meta.decode_state(meta.encode_state(state)).deployments.values()
+    assert kept.protocol_name == "another"
+    (command, _) = meta.restored(state, cluster="new", placement=[["n1"]] * 8, replication=1)
+    sent = meta.decode(meta.encode(meta.Proposal(b"o", 1, 1, command))).command
+    assert sent == command and isinstance(sent, meta.RestoreDeployment) and sent.protocol_name == "another"
+
+
+def test_the_own_protocol_is_left_out_of_what_is_written() -> None:
+    """The previous release reads these bytes."""
+    state = state_after(FoundCluster("demo", 8), register(OLD))
+    command = register(OLD)
+
+    assert len(msgpack.unpackb(meta.encode(meta.Proposal(b"o", 1, 1, command)))[3]) == 1 + 8
+    assert [len(row) for row in msgpack.unpackb(meta.encode_state(state))[2]] == [9]
+
+
 def test_a_deployment_never_changes_unless_forced() -> None:
     state = state_after(register(OLD, id_="dp_1"))
     changed = service("trips", Handler("book", "plain"), Handler("cancel", "plain"))
@@ -293,6 +317,7 @@ commands: st.SearchStrategy[MetaCommand] = st.one_of(
         sdk=st.just("sdk"),
         modes=st.just(["stream"]),
         protocol=st.just([1, 1]),
+        protocol_name=st.sampled_from([meta.NATIVE, "another"]),
         metadata=st.dictionaries(names, names, max_size=2),
         force=st.booleans(),
     ),

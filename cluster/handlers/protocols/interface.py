@@ -6,12 +6,23 @@ attempts and commands. So another protocol is another package beside `native`, a
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
+from holdfast.cluster.addresses import Addresses
 from holdfast.cluster.handlers.attempts import Carrier
 from holdfast.cluster.handlers.dispatch import Station
 from holdfast.cluster.registry.offer import Offer
+from holdfast.statemachine.identity import IdentityKey
 from holdfast.statemachine.meta import Deployment
+
+
+class Means(NamedTuple):
+    """What a node gives every protocol."""
+
+    addresses: Addresses = Addresses()  # Those that may be contacted.
+    keys: Callable[[], Sequence[IdentityKey]] = lambda: ()  # Of the cluster, to sign requests with.
+    connect_s: float = 5.0  # How long connecting may take.
 
 
 class CannotConnect(Exception):
@@ -31,7 +42,11 @@ class Connector(Protocol):
 
 class HandlerProtocol(Protocol):
     async def discover(self, uri: str) -> Offer:
-        """What the endpoint at `uri` offers. Raises EndpointFailed or BadManifest."""
+        """What the endpoint at `uri` offers.
+
+        Raises EndpointFailed if nothing there speaks this protocol (it may speak another one), BadManifest if it offers what
+        nobody may, BadRequest if the address must not be contacted.
+        """
 
     def connector(self, station: Station) -> Connector: ...
 

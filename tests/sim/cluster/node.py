@@ -14,6 +14,7 @@ from holdfast.cluster.entropy import Entropy
 from holdfast.cluster.environment import Environment, Event
 from holdfast.cluster.handlers.dispatch import Timing
 from holdfast.cluster.handlers.protocols.native.protocol import Native
+from holdfast.cluster.handlers.protocols.table import Protocols
 from holdfast.cluster.http.exchange import Exchange
 from holdfast.cluster.node import Node
 from holdfast.cluster.partition.machine import ORIGIN_BYTES, PartitionMachine
@@ -23,6 +24,7 @@ from holdfast.log.environment import LinkEvents, NodeConfig
 from holdfast.log.replica import Committed
 from holdfast.log.rows import Rows
 from holdfast.snapshots.stores import Store
+from holdfast.statemachine.meta import NATIVE
 from tests.sim.cluster.files import SimState
 from tests.sim.cluster.loop import SimCondition, SimEvent
 
@@ -255,7 +257,7 @@ def node_of(process: Process) -> Node:
         SimEnvironment(process),
         timing=Timing(connect_s=1.0, backoff_s=0.01, backoff_max_s=0.5, sweep_s=0.5),
         log_timing=world.timing,
-        protocol=SimProtocol(process),
+        protocols=lambda means: Protocols({NATIVE: SimProtocol(process)}),
         on_fatal=ended,
     )
 

@@ -13,8 +13,9 @@ from holdfast.cluster.handlers.attempts import Carrier
 from holdfast.cluster.handlers.dispatch import Station
 from holdfast.cluster.handlers.protocols.interface import CannotConnect
 from holdfast.cluster.handlers.protocols.native.dialing import explain
-from holdfast.cluster.handlers.protocols.native.liveness import give_up_after, silence_s
+from holdfast.cluster.handlers.protocols.native.liveness import Liveness, give_up_after
 from holdfast.cluster.handlers.protocols.native.requests import Requests, retry_after_s
+from holdfast.cluster.handlers.protocols.native.settings import Settings
 from holdfast.cluster.handlers.protocols.native.signing import UNTRUSTED_S, Signer, refusal_in
 from holdfast.cluster.handlers.protocols.native.stream import Stream
 from holdfast.sdk.frames import (
@@ -43,17 +44,27 @@ _NOT_NOW: Final = frozenset({429, 502, 503, 504})
 class NativeConnector:
     """Connects to one endpoint. It remembers across streams which message size the endpoint's server refused."""
 
-    def __init__(self, station: Station, session: Callable[[str], aiohttp.ClientSession], signer: Signer) -> None:
+    def __init__(
+        self,
+        station: Station,
+        session: Callable[[str], aiohttp.ClientSession],
+        signer: Signer,
+        *,
+        settings: Settings,
+        connect_s: float,
+    ) -> None:
         self._station = station
         self._session = session
         self._signer = signer
+        self._settings = settings
+        self._connect_s = connect_s
         self._refused_bytes = 0  # The size of a message that was refused,
         self._refused_at = 0.0  # and when.
         self._loop = asyncio.get_running_loop()
 
     async def connect(self, deployment: Deployment) -> Carrier:
         if "stream" not in deployment.modes:
-            return Requests(self._station, deployment, self._session, self._signer)
+            return self._requests(deployment)
         try:
             return await self._open(deployment)
         except aiohttp.WSServerHandshakeError as error:
@@ -71,13 +82,18 @@ class NativeConnector:
     def _fall_back(self, deployment: Deployment, why: str) -> Requests:
         """Attempts that run as requests end as requests. After a while the next ones may be streamed."""
         logger.warning("deployment %s: %s; using one request per attempt", self._station.deployment, why)
-        requests = Requests(self._station, deployment, self._session, self._signer)
-        self._loop.call_later(self._station.invoker.timing.fallback_s, requests.drain)
+        requests = self._requests(deployment)
+        self._loop.call_later(self._settings.fallback_s, requests.drain)
         return requests
 
+    def _requests(self, deployment: Deployment) -> Requests:
+        return Requests(
+            self._station, deployment, self._session, self._signer, attempts_max=self._settings.requests_max
+        )
+
     async def _open(self, deployment: Deployment) -> Stream:
-        timing = self._station.invoker.timing
-        async with asyncio.timeout(timing.connect_s):
+        settings = self._settings
+        async with asyncio.timeout(self._connect_s):
             socket = await self._session(deployment.uri).ws_connect(
                 f"{deployment.uri}/stream",
                 # An endpoint before version 2 knows only the first header, and answers without one.
@@ -86,7 +102,7 @@ class NativeConnector:
                     HIGHEST_HEADER: str(VERSION),
                     **self._signer.headers("GET", deployment.uri, "/stream"),
                 },
-                heartbeat=timing.prompt_s,
+                heartbeat=settings.prompt_s,
                 autoping=False,
                 max_msg_size=BATCH_BYTES_MAX,
                 compress=0,
@@ -101,8 +117,16 @@ class NativeConnector:
             await socket.close()
             raise
         is_prompt = answer.get(HEARTBEAT_HEADER) == "thread"
-        give_up_after(socket, silence_s(timing) if is_prompt else max(timing.patience_s, silence_s(timing)))
-        stream = Stream(self._station, socket, version, message_bytes_max, refused=self._refused)
+        give_up_after(socket, settings.silence_s if is_prompt else max(settings.patience_s, settings.silence_s))
+        liveness = Liveness(self._station, socket, settings.silence_s)
+        stream = Stream(
+            self._station,
+            socket,
+            version,
+            message_bytes_max=message_bytes_max,
+            liveness=liveness,
+            refused=self._refused,
+        )
         stream.run()
         return stream
 

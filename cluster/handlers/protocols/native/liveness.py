@@ -13,16 +13,18 @@ import logging
 import aiohttp
 
 from holdfast.cluster.handlers.attempts import Stall
-from holdfast.cluster.handlers.dispatch import Station, Timing
+from holdfast.cluster.handlers.dispatch import Station
 from holdfast.sdk.pongs import read_blocking
 
 logger = logging.getLogger(__name__)
 
 
 class Liveness:
-    def __init__(self, station: Station, socket: aiohttp.ClientWebSocketResponse) -> None:
+    def __init__(self, station: Station, socket: aiohttp.ClientWebSocketResponse, silence_s: float) -> None:
+        """`silence_s`: an endpoint that is silent for this long does not respond."""
         self._station = station
         self._socket = socket
+        self._silence_s = silence_s
         self._blocked: Stall | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -48,15 +50,10 @@ class Liveness:
         if self._blocked is not None:
             return self._blocked
         silent_s = self._loop.time() - heard_at(self._socket)
-        if silent_s < silence_s(self._station.invoker.timing):
+        if silent_s < self._silence_s:
             return None
         why = "it does not answer pings: its process hangs, or something blocks its event loop"
         return Stall(self._station.invoker.clock.now_ms() - round(silent_s * 1000), why)
-
-
-def silence_s(timing: Timing) -> float:
-    """A stream that is silent for this long was pinged without an answer."""
-    return timing.prompt_s * 1.5
 
 
 def heard_at(socket: aiohttp.ClientWebSocketResponse) -> float:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Final
 
 import aiohttp
 
-from holdfast.cluster.addresses import Addresses
 from holdfast.cluster.errors import BadRequest, EndpointFailed
-from holdfast.cluster.handlers.dispatch import Station, Timing
+from holdfast.cluster.handlers.dispatch import Station
+from holdfast.cluster.handlers.protocols.interface import Means
 from holdfast.cluster.handlers.protocols.native.connect import NativeConnector
 from holdfast.cluster.handlers.protocols.native.dialing import HINT, Dialing, explain, refusal
 from holdfast.cluster.handlers.protocols.native.manifest import MANIFEST_BYTES_MAX, NotAManifest, read_manifest
+from holdfast.cluster.handlers.protocols.native.settings import Settings
 from holdfast.cluster.handlers.protocols.native.signing import Signer, refusal_in
 from holdfast.cluster.registry.offer import Offer
-from holdfast.statemachine.identity import IdentityKey
 
 DISCOVER_TIMEOUT_S: Final = 10.0
 
@@ -25,22 +24,21 @@ class _NoEndpoint(Exception):
 
 
 class Native:
-    def __init__(
-        self,
-        addresses: Addresses | None = None,
-        *,
-        keys: Callable[[], Sequence[IdentityKey]] = lambda: (),
-        connect_s: float = Timing().connect_s,
-    ) -> None:
-        addresses = addresses or Addresses()
-        self._signer = Signer(keys)
+    def __init__(self, means: Means | None = None, settings: Settings | None = None) -> None:
+        self._means = means = means or Means()
+        self._settings = settings or Settings()
+        self._signer = Signer(means.keys)
         self._work = Dialing(
-            addresses, timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s), auto_decompress=False
+            means.addresses,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=means.connect_s),
+            auto_decompress=False,
         )
-        self._discovery = Dialing(addresses, timeout=aiohttp.ClientTimeout(total=DISCOVER_TIMEOUT_S))
+        self._discovery = Dialing(means.addresses, timeout=aiohttp.ClientTimeout(total=DISCOVER_TIMEOUT_S))
 
     def connector(self, station: Station) -> NativeConnector:
-        return NativeConnector(station, self.session, self._signer)
+        return NativeConnector(
+            station, self.session, self._signer, settings=self._settings, connect_s=self._means.connect_s
+        )
 
     def session(self, uri: str) -> aiohttp.ClientSession:
         """That attempts go through."""

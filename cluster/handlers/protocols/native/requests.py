@@ -72,6 +72,8 @@ class Requests:
         deployment: Deployment,
         session: Callable[[str], aiohttp.ClientSession],
         signer: Signer,
+        *,
+        attempts_max: int,
     ) -> None:
         self.attempts: dict[InvocationId, Attempt] = {}
         self._endpoint = endpoint
@@ -79,6 +81,7 @@ class Requests:
         self._uri = deployment.uri
         self._session = session
         self._signer = signer
+        self._attempts_max = attempts_max
         #: The protocol version: at first as registered, and after the first answer as the endpoint says.
         self.version = choose_version(deployment.protocol[0], deployment.protocol[1])
         self.drains = False
@@ -96,8 +99,7 @@ class Requests:
 
     @property
     def attempts_max(self) -> int:
-        limits = self._invoker.limits
-        return min(limits.requested, limits.streamed)
+        return min(self._attempts_max, self._invoker.limits.attempts)
 
     @property
     def can_start(self) -> bool:

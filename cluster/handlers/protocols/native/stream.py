@@ -90,8 +90,9 @@ class Stream:
         endpoint: Station,
         socket: aiohttp.ClientWebSocketResponse,
         version: int,
-        message_bytes_max: int,
         *,
+        message_bytes_max: int,
+        liveness: Liveness,
         refused: Callable[[int], None],
     ) -> None:
         self.attempts: dict[InvocationId, Attempt] = {}
@@ -106,7 +107,7 @@ class Stream:
         self._hearing = Hearing(endpoint.invoker)
         self._refused = refused  # Called with the size of a message that the endpoint's server refused.
         self._socket = socket
-        self._liveness = Liveness(endpoint, socket)
+        self._liveness = liveness
         self._frames: list[Frame | PendingAck | Deferred] = []
         self._bytes = 0
         #: By attempt, in order: a frame whose value is still being fetched, and the frames after it. Other attempts
@@ -144,7 +145,7 @@ class Stream:
 
     @property
     def attempts_max(self) -> int:
-        return self._invoker.limits.streamed
+        return self._invoker.limits.attempts
 
     @property
     def can_start(self) -> bool:
