@@ -83,7 +83,6 @@ class Carrier(Protocol):
     """
 
     attempts: dict[InvocationId, Attempt]
-    version: int  # Protocol version between this carrier and the endpoint.
     drains: bool  # It accepts no new attempts, and ends with its last attempt.
 
     @property
@@ -118,6 +117,9 @@ class Carrier(Protocol):
 
     def abort(self, attempt: Attempt, reason: str) -> None: ...
 
+    def owes(self, attempt: Attempt) -> bool:
+        """Whether something for the attempt is not sent yet, so that its silence is not its own."""
+
     def let_go(self, attempt: Attempt) -> None:
         """The attempt is over: send it nothing more."""
 
@@ -139,7 +141,6 @@ class Attempt:
 
     __slots__ = (
         "_attempts",
-        "ack_waits",
         "asked_at",
         "asked_back",
         "backlog",
@@ -160,11 +161,10 @@ class Attempt:
         "pinned",
         "progressed",
         "sent",
+        "session",
         "target",
         "trusted",
         "unresolved",
-        "unsent",
-        "version",
         "waits_since",
     )
 
@@ -192,11 +192,10 @@ class Attempt:
         self.trusted = False  # A watched attempt that ran for a while without ending the process.
         self.target = target
         self.carrier = carrier
-        self.version = carrier.version  # Version of the handler protocol for all frames of this attempt.
+        self.session: Any = None  # What the protocol keeps about it. Nobody else looks inside.
         self.pinned = pinned
         self.order = order  # Its START contained the journal's events up to this one.
         self.length = self.sent = length  # Steps acknowledged, or about to be; and steps received.
-        self.ack_waits: Any = None  # The carrier's pending acknowledgement, which later ones may join.
         self.began_at = self.last_frame_at = now
         self.ours_s = 0.0  # How long its handler waited until steps were durable,
         self.waits_since = 0.0  # and since when it waits now; 0 if it does not.
@@ -205,7 +204,6 @@ class Attempt:
         #: What follows a call to a handler that is unknown here, in order, while this node asks its peers: how to
         #: process it then, and its approximate size in bytes.
         self.unresolved: list[tuple[Callable[[bool], None], int]] = []
-        self.unsent = 0  # Frames with large values that are not sent yet: the attempt cannot answer them.
         self.progressed = False  # Whether it sent anything for the journal.
         self.asked_back = False  # Whether it was asked to suspend for a handover.
         self.asked_at = 0.0  # When it was asked to suspend; 0 if it was not.

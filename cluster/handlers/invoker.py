@@ -546,7 +546,7 @@ class Invoker:
         self._sweeper = self._loop.call_later(self.timing.sweep_s, self._sweep)
         now = self._loop.time()
         for attempt in list(self.attempts.values()):
-            if attempt.backlog or attempt.unresolved or attempt.unsent or not attempt.begun:
+            if attempt.backlog or attempt.unresolved or not attempt.begun or attempt.carrier.owes(attempt):
                 continue  # The handler is not the cause of the silence.
             silent = now - attempt.last_frame_at
             options = attempt.target.options

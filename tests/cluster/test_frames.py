@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.cluster.handlers.protocols.native.session import Session
 from holdfast.cluster.handlers.protocols.native.translate import Translator
 from holdfast.cluster.registry.machine import Options, Target
 from holdfast.cluster.values.staging import HASHED_BYTES_MAX, digested
@@ -73,7 +74,7 @@ class Sender:
         self.progressed = False
         self.asked_back = False
         self.level = 2
-        self.version = 2
+        self.session = Session(2)
 
     def now_ms(self) -> int:
         return 1_000_000
@@ -285,7 +286,7 @@ def test_at_level_1_failures_have_four_elements() -> None:
 @pytest.mark.parametrize(("level", "version", "notices"), [(1, 2, False), (2, 1, False), (2, 2, True)])
 def test_an_output_says_whether_its_sdk_can_notice_a_late_cancellation(level: int, version: int, notices: bool) -> None:
     sender = Sender()
-    sender.level, sender.version = level, version
+    sender.level, sender.session = level, Session(version)
 
     command: Any = translator().command(sender, Output(ID, 1, [0, b""]))
 

@@ -24,6 +24,7 @@ from holdfast.cluster.handlers.protocols.native.deferred import Deferred, encode
 from holdfast.cluster.handlers.protocols.native.dialing import explain
 from holdfast.cluster.handlers.protocols.native.hearing import Hearing
 from holdfast.cluster.handlers.protocols.native.opening import frames_of
+from holdfast.cluster.handlers.protocols.native.session import Session
 from holdfast.cluster.handlers.protocols.native.signing import UNTRUSTED_S, Signer, refusal_in
 from holdfast.cluster.handlers.protocols.native.translate import LAST
 from holdfast.cluster.values.shared_store import StoreDown, ValueLost
@@ -107,6 +108,7 @@ class Requests:
 
     def begin(self, attempt: Attempt, opening: Opening) -> None:
         self.attempts[attempt.id] = attempt
+        attempt.session = Session(self.version)
         frames = frames_of(attempt, opening)
         size = sum(frame.size for frame in frames if isinstance(frame, Deferred))
         plain = [frame.frame if isinstance(frame, Deferred) else frame for frame in frames]
@@ -135,6 +137,9 @@ class Requests:
 
     def suspend(self, attempt: Attempt) -> None: ...
 
+    def owes(self, attempt: Attempt) -> bool:
+        return False
+
     def drain(self) -> None:
         """Accept no new attempts; the running ones end as requests."""
         self.drains = True
@@ -156,6 +161,7 @@ class Requests:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, attempt: Attempt, start: Start, large: int) -> None:
+        version = attempt.session.version
         try:
             if large > BATCH_BYTES_MAX - HEAD_BYTES:
                 text = (
@@ -167,11 +173,11 @@ class Requests:
                 async with self._large:
                     whole = Deferred(attempt, start, large)
                     await whole.fetch(self._invoker.objects)
-                    message = await encode([whole], self._gone, attempt.version)
+                    message = await encode([whole], self._gone, version)
                     if message is not None:
                         await self._request(attempt, start, message)
             else:
-                await self._request(attempt, start, encode_batch([start], attempt.version))
+                await self._request(attempt, start, encode_batch([start], version))
         except (StoreDown, ValueLost) as error:
             self._invoker.unreadable(attempt, error)
         except ProtocolError as error:
@@ -198,7 +204,7 @@ class Requests:
         self._invoker.fail(attempt, failed(500, str(error), "ValueGone"))
 
     async def _request(self, attempt: Attempt, start: Start, message: bytes) -> None:
-        options = attempt.target.options
+        options, version = attempt.target.options, attempt.session.version
         path = f"/invoke/{quote(start.service, safe='')}/{quote(start.handler, safe='')}"
         url = self._uri + path
         seconds = (options.inactivity_ms + options.abort_ms) / 1000
@@ -211,7 +217,7 @@ class Requests:
                     "Content-Type": CONTENT_TYPE,
                     "Accept": CONTENT_TYPE,
                     "Accept-Encoding": "identity",
-                    VERSION_HEADER: str(attempt.version),
+                    VERSION_HEADER: str(version),
                     HIGHEST_HEADER: str(VERSION),
                     **self._signer.headers("POST", self._uri, path, await digest_of(message)),
                 },
@@ -227,7 +233,7 @@ class Requests:
             highest = read_version(response.headers.get(HIGHEST_HEADER), VERSIONS[0])
             if response.status in (200, 400):
                 self.version = choose_version(min(highest, VERSIONS[0]), highest)
-            if response.status == 400 and self.version < attempt.version:
+            if response.status == 400 and self.version < version:
                 # The endpoint was registered with a newer SDK than it runs now. The next attempt uses the older
                 # version.
                 self._invoker.lost(attempt, f"the endpoint speaks version {self.version} of the protocol")
@@ -248,7 +254,7 @@ class Requests:
     async def _take_in(self, attempt: Attempt, body: bytes) -> None:
         """Process a response in slices, so that many frames do not block the event loop."""
         ended = False
-        for frames in decode_slices(body, TO_NODE, attempt.version):
+        for frames in decode_slices(body, TO_NODE, attempt.session.version):
             for frame in frames:
                 if isinstance(frame, Credit | Goaway | Piece | Began | Blocked):
                     raise ProtocolError(f"{type(frame).__name__} belongs to a stream")

@@ -20,6 +20,7 @@ from holdfast.cluster.handlers.protocols.native.deferred import Deferred, Pendin
 from holdfast.cluster.handlers.protocols.native.hearing import Hearing
 from holdfast.cluster.handlers.protocols.native.liveness import Liveness
 from holdfast.cluster.handlers.protocols.native.opening import frames_of
+from holdfast.cluster.handlers.protocols.native.session import Session
 from holdfast.cluster.tasks import Tasks
 from holdfast.cluster.values.shared_store import StoreDown, ValueLost
 from holdfast.sdk.frames import (
@@ -153,19 +154,21 @@ class Stream:
 
     def begin(self, attempt: Attempt, opening: Opening) -> None:
         self.attempts[attempt.id] = attempt
+        attempt.session = Session(self.version)
         for frame in frames_of(attempt, opening):
             self._push(frame)
 
     def acknowledge(self, attempt: Attempt) -> None:
         """Sent with the next message; until then, later acknowledgements join it."""
-        if attempt.ack_waits is None:
-            attempt.ack_waits = ack = PendingAck(attempt, attempt.length)
+        session = attempt.session
+        if session.pending_ack is None:
+            session.pending_ack = ack = PendingAck(attempt, attempt.length)
             self._push(ack)
         else:
-            attempt.ack_waits.length = attempt.length
+            session.pending_ack.length = attempt.length
 
     def complete(self, attempt: Attempt, step: int, order: int, outcome: list[Any]) -> None:
-        attempt.ack_waits = None  # It stays in place; later acknowledgements come after this frame.
+        attempt.session.pending_ack = None  # It stays in place; later acknowledgements come after this frame.
         frame = Completion(invocation=attempt.id, epoch=attempt.epoch, index=step, order=order, outcome=outcome)
         ref = refs.in_outcome(outcome)
         self._push(frame if ref is None else Deferred(attempt, frame, 64 + refs.size_of(ref)))
@@ -182,6 +185,9 @@ class Stream:
     def abort(self, attempt: Attempt, reason: str) -> None:
         self._push(Abort(attempt.id, attempt.epoch, reason))
 
+    def owes(self, attempt: Attempt) -> bool:
+        return bool(attempt.session.unsent)
+
     def let_go(self, attempt: Attempt) -> None:
         if self.attempts.get(attempt.id) is attempt:
             del self.attempts[attempt.id]
@@ -191,7 +197,7 @@ class Stream:
 
     def _push(self, frame: Frame | PendingAck | Deferred) -> None:
         if isinstance(frame, Deferred):
-            frame.attempt.unsent += 1
+            frame.attempt.session.unsent += 1
         if self._behind and type(frame) is not Abort:
             behind = self._behind.get(_whose(frame))
             if behind is not None:
@@ -335,7 +341,7 @@ class Stream:
         for frame in frames:
             if isinstance(frame, Deferred):
                 self._release_fetched(frame)
-                frame.attempt.unsent -= 1
+                frame.attempt.session.unsent -= 1
                 frame.attempt.last_frame_at = asyncio.get_running_loop().time()
 
     def _gone(self, attempt: Attempt, error: Exception) -> None:
@@ -368,8 +374,8 @@ class Stream:
                         self._release_fetched(frame)
                     continue
                 attempt = frame.attempt
-                if attempt.ack_waits is frame:
-                    attempt.ack_waits = None
+                if attempt.session.pending_ack is frame:
+                    attempt.session.pending_ack = None
                 if not attempt.over:
                     taken.append(Ack(attempt.id, attempt.epoch, frame.length))
             del self._frames[:count]

@@ -12,6 +12,7 @@ from random import Random
 from typing import Any, Final, Protocol, TypeAlias
 
 from holdfast.cluster.handlers.failures import Failures
+from holdfast.cluster.handlers.protocols.native.session import Session
 from holdfast.cluster.registry.machine import Target
 from holdfast.cluster.values.staging import HASHED_BYTES_MAX
 from holdfast.sdk.frames import (
@@ -110,7 +111,7 @@ class Sender(Protocol):
     def level(self) -> int:
         """The level of its partition, which decides what may be proposed."""
 
-    version: int  # of its protocol
+    session: Session
 
     def now_ms(self) -> int: ...
 
@@ -281,7 +282,7 @@ class Translator:
         return self._failures.of_attempt(sender, failed(500, text, "NoProgress"))
 
     def _output(self, sender: Sender, frame: Output) -> Complete:
-        notices = sender.level >= 2 and sender.version >= 2
+        notices = sender.level >= 2 and sender.session.version >= 2
         return Complete(
             id=frame.invocation,
             epoch=frame.epoch,
