@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
+from holdfast.cluster.handlers.large import LargeOutcome
 from holdfast.cluster.handlers.timings import Timings
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.registry.machine import Target
@@ -67,6 +68,11 @@ class Opening(NamedTuple):
     journal_steps_max: int  # The code is told at this length; 0: never.
     journal_bytes_max: int
 
+    @property
+    def is_large(self) -> bool:
+        """Whether its steps refer to large values."""
+        return any(size > len(step) for step, size in zip(self.steps, self.sizes, strict=True))
+
 
 class Stall(NamedTuple):
     """An endpoint does not respond although it is connected."""
@@ -104,8 +110,8 @@ class Carrier(Protocol):
     def acknowledge(self, attempt: Attempt) -> None:
         """Steps below `attempt.length` are durable."""
 
-    def complete(self, attempt: Attempt, step: int, order: int, outcome: list[Any]) -> None:
-        """The outcome of a step, which may be a reference to a large value."""
+    def complete(self, attempt: Attempt, step: int, order: int, outcome: list[Any] | LargeOutcome) -> None:
+        """The outcome of a step, or where it is if it is large."""
 
     def retry(self, attempt: Attempt, step: int) -> None:
         """The function of a step may be retried."""

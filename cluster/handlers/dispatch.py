@@ -12,8 +12,9 @@ from typing import NamedTuple, Protocol
 
 from holdfast.cluster.clock import Clock
 from holdfast.cluster.handlers.attempts import Attempt, Attempts, Carrier, Opening, Owner, Ticket
+from holdfast.cluster.handlers.large import Loads
 from holdfast.cluster.registry.registry import Registry
-from holdfast.cluster.values.shared_store import Objects, StoreDown, ValueLost
+from holdfast.cluster.values.shared_store import Objects
 from holdfast.sdk.ids import InvocationId
 from holdfast.statemachine.commands import Command
 from holdfast.statemachine.effects import StartAttempt
@@ -73,7 +74,8 @@ class Dispatcher(Attempts, Protocol):
 
     def crashed(self, attempt: Attempt, why: str, *, kind: str = "ProcessLost") -> None: ...
 
-    def unreadable(self, attempt: Attempt, error: StoreDown | ValueLost) -> None: ...
+    def unreadable(self, attempt: Attempt, error: Exception) -> None:
+        """A large value that it needs cannot be had."""
 
     def break_off(
         self,
@@ -92,6 +94,7 @@ class Station(Protocol):
 
     invoker: Dispatcher
     deployment: str
+    loads: Loads
 
     @property
     def may_try(self) -> bool:

@@ -16,6 +16,7 @@ from holdfast.cluster.backoff import backoff, with_jitter
 from holdfast.cluster.handlers.attempts import Attempt, Carrier, Owner, Ticket
 from holdfast.cluster.handlers.dispatch import Dispatcher
 from holdfast.cluster.handlers.health import Health
+from holdfast.cluster.handlers.large import Loads
 from holdfast.cluster.handlers.protocols.interface import CannotConnect, Connector
 from holdfast.cluster.handlers.protocols.table import Protocols
 from holdfast.cluster.handlers.queue import SUSPICION_S, Queue
@@ -53,6 +54,7 @@ class Endpoint:
         self._connectors: dict[
             str, Connector
         ] = {}  # By protocol. A deployment that is overwritten may speak another one.
+        self.loads = Loads(invoker.objects)
         self.failures = 0  # Consecutive.
         self.offences = 0  # Streams recently closed because the endpoint broke the protocol.
         self._offended_at = 0.0

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 from holdfast.cluster.registry.machine import Target
 from holdfast.sdk.ids import InvocationId
 from holdfast.sdk.journal import cut_text
-from holdfast.statemachine.commands import FailAttempt
+from holdfast.statemachine.commands import FailAttempt, Retry
 from holdfast.statemachine.outcomes import failed
 
 #: Attempts that violate the protocol before their invocation is paused.
@@ -39,6 +39,21 @@ class Failures:
             jitter_ms=self._rng.getrandbits(31),
             retry_after_ms=retry_after_ms,
             pause=pause,
+        )
+
+    def unoffered(
+        self, invocation: InvocationId, epoch: int, *, service: str, handler: str, deployment: str | None
+    ) -> FailAttempt:
+        """No deployment offers the handler. A pinned invocation waits for an operator, others for a deployment."""
+        where = f"deployment {deployment}" if deployment is not None else "any registered deployment"
+        return FailAttempt(
+            id=invocation,
+            epoch=epoch,
+            failure=failed(503, f"{service}/{handler} is not offered by {where}", "NoDeployment"),
+            retry=Retry(initial_ms=1000, max_interval_ms=60_000, max_attempts=0),
+            jitter_ms=self._rng.getrandbits(31),
+            retry_after_ms=0,
+            pause=deployment is not None,
         )
 
     def of_protocol(self, attempt: Failing, why: str) -> FailAttempt:

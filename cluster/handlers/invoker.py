@@ -21,6 +21,7 @@ from holdfast.cluster.handlers.attempts import Attempt, Carrier, Opening, Owner,
 from holdfast.cluster.handlers.dispatch import Limits, Timing
 from holdfast.cluster.handlers.endpoint import Endpoint
 from holdfast.cluster.handlers.failures import Failures
+from holdfast.cluster.handlers.large import LargeOutcome
 from holdfast.cluster.handlers.openings import NO_STATE, eager_state, opening_of, opening_of_first
 from holdfast.cluster.handlers.protocols.table import Protocols
 from holdfast.cluster.handlers.queue import ALONE
@@ -36,7 +37,7 @@ from holdfast.sdk.ids import InvocationId, format_id, object_id
 from holdfast.sdk.journal import PAYLOAD_BYTES_MAX, cut_text
 from holdfast.statemachine import queries, refs
 from holdfast.statemachine.attempts import LOSSES_MAX
-from holdfast.statemachine.commands import Command, FailAttempt, Mode, PostponeAttempt, Retry
+from holdfast.statemachine.commands import Command, FailAttempt, Mode, PostponeAttempt
 from holdfast.statemachine.effects import (
     AbortAttempt,
     Acknowledge,
@@ -134,7 +135,10 @@ class Invoker:
             ticket = Ticket(owner, effect.id, effect.epoch, first, handler=(service, handler), losses=losses, since=now)
             self.endpoint(target.deployment).enqueue(ticket)
         elif is_fresh:
-            self._refuse(owner, effect.id, effect.epoch, service=service, handler=handler, deployment=deployment)
+            refusal = self._failures.unoffered(
+                effect.id, effect.epoch, service=service, handler=handler, deployment=deployment
+            )
+            self._refuse(owner, refusal)
         else:
             self._doubtful.append((owner, effect))
             if self._asking is None:
@@ -167,7 +171,9 @@ class Invoker:
     def complete(self, effect: SendCompletion) -> None:
         attempt = self.attempts.get(effect.id)
         if attempt is not None and attempt.epoch == effect.epoch and effect.order > attempt.order:
-            attempt.carrier.complete(attempt, effect.step, effect.order, effect.outcome)
+            ref = refs.in_outcome(effect.outcome)
+            outcome = effect.outcome if ref is None else LargeOutcome(attempt.partition, ref)
+            attempt.carrier.complete(attempt, effect.step, effect.order, outcome)
 
     def retry(self, effect: SendRetry) -> None:
         attempt = self.attempts.get(effect.id)
@@ -444,14 +450,21 @@ class Invoker:
             command = self._failures.of_attempt(attempt, failure, pause=pause)
             attempt.partition.submit(command, attempt.answered)
 
-    def unreadable(self, attempt: Attempt, error: StoreDown | ValueLost) -> None:
-        """A value that the attempt needs cannot be fetched.
+    def unreadable(self, attempt: Attempt, error: Exception) -> None:
+        """A value that the attempt needs cannot be had.
 
-        The handler is not at fault, so the next attempt comes later. If the value is lost, the invocation waits for an
-        operator."""
+        If the store is down, the handler is not at fault, and the next attempt comes later. If the value is lost, the
+        invocation waits for an operator. A reference to nothing must not happen, and counts against the invocation."""
         if isinstance(error, ValueLost):
             self.objects.report(error, format_id(attempt.id))
             self.fail(attempt, [1, 500, cut_text(f"{error}; {error.hint}"), "ValueLost"], pause=True)
+            return
+        if not isinstance(error, StoreDown):
+            logger.error("%s: reading a large value failed", format_id(attempt.id), exc_info=error)
+            if isinstance(error, queries.Gone):
+                self.fail(attempt, [1, 500, str(error), "ValueGone"])
+            else:
+                self.lost(attempt, "internal error of this node")
             return
         self.drop(attempt, str(error))
         if not attempt.owner.ended:
@@ -515,27 +528,10 @@ class Invoker:
             else:
                 self.lost(attempt, why)
 
-    def _refuse(
-        self, owner: Owner, ident: InvocationId, epoch: int, service: str, handler: str, deployment: str | None
-    ) -> None:
-        """No deployment offers the handler. A pinned invocation waits for an operator, others for a deployment."""
-        where = f"deployment {deployment}" if deployment is not None else "any registered deployment"
-        text = f"{service}/{handler} is not offered by {where}"
-        retry = Retry(initial_ms=1000, max_interval_ms=60_000, max_attempts=0)
-        failure = [1, 503, text, "NoDeployment"]
-        command = FailAttempt(
-            id=ident,
-            epoch=epoch,
-            failure=failure,
-            retry=retry,
-            jitter_ms=self.rng.getrandbits(31),
-            retry_after_ms=0,
-            pause=deployment is not None,
-        )
-
+    def _refuse(self, owner: Owner, command: FailAttempt) -> None:
         def answered(answer: Result | ProposalError) -> None:
             if isinstance(answer, ProposalError) and not owner.ended:
-                owner.redispatch(ident, epoch)  # While we lead, nothing else would start it.
+                owner.redispatch(command.id, command.epoch)  # While we lead, nothing else would start it.
 
         owner.partition.submit(command, answered)
 

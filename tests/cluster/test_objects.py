@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cluster.handlers.protocols.native import stream as streams
+from holdfast.cluster.handlers import large
 from holdfast.cluster.handlers.protocols.native.stream import Stream
 from holdfast.cluster.values import shared_store as objects
 from holdfast.cluster.values.shared_store import StoreDown, ValueLost
@@ -292,7 +292,7 @@ async def test_a_slow_value_delays_no_other_attempt_on_its_stream(
 async def test_values_are_fetched_for_a_stream_as_it_sends_them(
     tmp_path: Path, store: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "FETCHED_BYTES_MAX", 2 * len(LARGE) + 1000)
+    monkeypatch.setattr(large, "FETCHED_BYTES_MAX", 2 * len(LARGE) + 1000)
     async with storing(tmp_path, store.path) as client:
         it = client.it
         await it.register({"echo/say": echo})
@@ -304,20 +304,20 @@ async def test_values_are_fetched_for_a_stream_as_it_sends_them(
 
         async def stuck(frames: Any) -> Any:
             nonlocal most
-            most = max(most, stream._fetched_bytes)
+            most = max(most, stream._fetches._bytes)
             await reads.wait()
             return await encoded(frames)
 
         stream._encoded = stuck  # type: ignore[method-assign]
         ids = [await it.send("echo/say", LARGE[number:]) for number in range(6)]
-        await eventually(lambda: len(stream._to_fetch) >= 3, "values that wait until others are sent")
+        await eventually(lambda: len(stream._fetches._waiting) >= 3, "values that wait until others are sent")
         reads.set()
 
         for number, id_ in enumerate(ids):
             outcome = await it.completed(id_)
             assert await it.node.reader.value(id_, outcome[1]) == LARGE[number:]
-        assert most <= streams.FETCHED_BYTES_MAX
-        await eventually(lambda: stream._fetched_bytes == 0 and not stream._behind, "nothing held")
+        assert most <= large.FETCHED_BYTES_MAX
+        await eventually(lambda: stream._fetches._bytes == 0 and not stream._behind, "nothing held")
 
 
 # -- a store that lost something --------------------------------------------------------------------------------------

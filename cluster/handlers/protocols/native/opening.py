@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.cluster.handlers.attempts import Attempt, Opening
+from holdfast.cluster.handlers.large import LargeSteps
 from holdfast.cluster.handlers.protocols.native.deferred import Deferred
 from holdfast.sdk.frames import Frame, Journal, Start
 
@@ -13,7 +14,17 @@ JOURNAL_FRAME_BYTES: Final = 1024 * 1024  # A longer journal is spread over seve
 
 def frames_of(attempt: Attempt, opening: Opening) -> list[Frame | Deferred]:
     pieces, large = _split(opening.steps, opening.sizes)
-    start = Start(
+    plain: list[Start | Journal] = [start_of(attempt, opening, pieces[0], more=len(pieces) > 1)]
+    plain += [Journal(attempt.id, attempt.epoch, piece, more=piece is not pieces[-1]) for piece in pieces[1:]]
+    frames: list[Frame | Deferred] = [*plain]
+    for offset, size in large.items():
+        frame = plain[offset]
+        frames[offset] = Deferred(attempt, frame, LargeSteps(attempt.partition, frame.journal, size))
+    return frames
+
+
+def start_of(attempt: Attempt, opening: Opening, steps: list[bytes], *, more: bool) -> Start:
+    return Start(
         invocation=attempt.id,
         epoch=attempt.epoch,
         service=opening.service,
@@ -22,8 +33,8 @@ def frames_of(attempt: Attempt, opening: Opening) -> list[Frame | Deferred]:
         attempt=attempt.epoch,
         now_ms=opening.now_ms,
         seed=opening.seed,
-        journal=pieces[0],
-        more=len(pieces) > 1,
+        journal=steps,
+        more=more,
         state=opening.state,
         state_complete=opening.state_complete,
         cancelled=opening.cancelled,
@@ -32,12 +43,6 @@ def frames_of(attempt: Attempt, opening: Opening) -> list[Frame | Deferred]:
         journal_bytes_max=opening.journal_bytes_max,
         secrets=attempt.level >= 2,
     )
-    plain: list[Start | Journal] = [start]
-    plain += [Journal(attempt.id, attempt.epoch, piece, more=piece is not pieces[-1]) for piece in pieces[1:]]
-    frames: list[Frame | Deferred] = [*plain]
-    for offset, size in large.items():
-        frames[offset] = Deferred(attempt, plain[offset], size)
-    return frames
 
 
 def _split(steps: list[bytes], sizes: list[int]) -> tuple[list[list[bytes]], dict[int, int]]:

@@ -20,10 +20,11 @@ import aiohttp
 from holdfast.cluster.addresses import AddressRefused
 from holdfast.cluster.handlers.attempts import Attempt, Opening, Stall
 from holdfast.cluster.handlers.dispatch import Station
-from holdfast.cluster.handlers.protocols.native.deferred import Deferred, encode
+from holdfast.cluster.handlers.large import LargeOutcome, LargeSteps
+from holdfast.cluster.handlers.protocols.native.deferred import encoded
 from holdfast.cluster.handlers.protocols.native.dialing import explain
 from holdfast.cluster.handlers.protocols.native.hearing import Hearing
-from holdfast.cluster.handlers.protocols.native.opening import frames_of
+from holdfast.cluster.handlers.protocols.native.opening import start_of
 from holdfast.cluster.handlers.protocols.native.session import Session
 from holdfast.cluster.handlers.protocols.native.signing import UNTRUSTED_S, Signer, refusal_in
 from holdfast.cluster.handlers.protocols.native.translate import LAST
@@ -39,7 +40,6 @@ from holdfast.sdk.frames import (
     Blocked,
     Credit,
     Goaway,
-    Journal,
     Piece,
     Start,
     choose_version,
@@ -50,6 +50,7 @@ from holdfast.sdk.frames import (
 from holdfast.sdk.ids import InvocationId
 from holdfast.sdk.journal import ProtocolError, cut_text
 from holdfast.sdk.signatures import digest_of
+from holdfast.statemachine import queries
 from holdfast.statemachine.meta import Deployment
 from holdfast.statemachine.outcomes import failed
 
@@ -59,9 +60,6 @@ CONTENT_TYPE: Final = "application/x-msgpack"
 RETRY_AFTER_S_MAX: Final = 300.0
 #: Overhead of a batch around the journal: names, eager state.
 HEAD_BYTES: Final = 1024 * 1024
-#: At most this many attempts of one deployment may have large values in their journals at a time, because a request
-#: carries all of them.
-LARGE_MAX: Final = 8
 
 
 class Requests:
@@ -88,7 +86,6 @@ class Requests:
         self.drains = False
         self._hearing = Hearing(endpoint.invoker)
         self._tasks: dict[Attempt, asyncio.Task[None]] = {}
-        self._large = asyncio.Semaphore(LARGE_MAX)
 
     @property
     def connected(self) -> bool:
@@ -109,15 +106,9 @@ class Requests:
     def begin(self, attempt: Attempt, opening: Opening) -> None:
         self.attempts[attempt.id] = attempt
         attempt.session = Session(self.version)
-        frames = frames_of(attempt, opening)
-        size = sum(frame.size for frame in frames if isinstance(frame, Deferred))
-        plain = [frame.frame if isinstance(frame, Deferred) else frame for frame in frames]
-        start = plain[0]
-        assert type(start) is Start
-        if len(plain) > 1:
-            rest = [step for frame in plain[1:] if type(frame) is Journal for step in frame.journal]
-            start = start._replace(journal=start.journal + rest, more=False)
-        self._tasks[attempt] = asyncio.get_running_loop().create_task(self._run(attempt, start, size))
+        start = start_of(attempt, opening, opening.steps, more=False)
+        large = LargeSteps(attempt.partition, opening.steps, sum(opening.sizes)) if opening.is_large else None
+        self._tasks[attempt] = asyncio.get_running_loop().create_task(self._run(attempt, start, large))
         self._endpoint.expect_trust(attempt)  # There is no signal when it begins.
 
     def abort(self, attempt: Attempt, reason: str) -> None:
@@ -129,7 +120,7 @@ class Requests:
 
     def acknowledge(self, attempt: Attempt) -> None: ...
 
-    def complete(self, attempt: Attempt, step: int, order: int, outcome: list[Any]) -> None: ...
+    def complete(self, attempt: Attempt, step: int, order: int, outcome: list[Any] | LargeOutcome) -> None: ...
 
     def retry(self, attempt: Attempt, step: int) -> None: ...
 
@@ -160,25 +151,23 @@ class Requests:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, attempt: Attempt, start: Start, large: int) -> None:
+    async def _run(self, attempt: Attempt, start: Start, large: LargeSteps | None) -> None:
         version = attempt.session.version
         try:
-            if large > BATCH_BYTES_MAX - HEAD_BYTES:
+            if large is None:
+                await self._request(attempt, start, encode_batch([start], version))
+            elif large.size > BATCH_BYTES_MAX - HEAD_BYTES:
                 text = (
-                    f"its journal has {large} bytes, but an endpoint without a stream accepts at most "
+                    f"its journal has {large.size} bytes, but an endpoint without a stream accepts at most "
                     f"{BATCH_BYTES_MAX - HEAD_BYTES}: offer a stream, or keep large values elsewhere"
                 )
                 self._invoker.fail(attempt, failed(413, text, "TooLarge"), pause=True)
-            elif large:
-                async with self._large:
-                    whole = Deferred(attempt, start, large)
-                    await whole.fetch(self._invoker.objects)
-                    message = await encode([whole], self._gone, version)
-                    if message is not None:
-                        await self._request(attempt, start, message)
             else:
-                await self._request(attempt, start, encode_batch([start], version))
-        except (StoreDown, ValueLost) as error:
+                async with self._endpoint.loads.loaded(large) as steps:
+                    message = await encoded([start._replace(journal=steps)], version, size=large.size)
+                    del steps
+                    await self._request(attempt, start, message)
+        except (StoreDown, ValueLost, queries.Gone) as error:
             self._invoker.unreadable(attempt, error)
         except ProtocolError as error:
             self._invoker.blame(attempt, f"the endpoint violates the protocol: {error}")
@@ -198,10 +187,6 @@ class Requests:
         finally:
             self._tasks.pop(attempt, None)
             self.let_go(attempt)
-
-    def _gone(self, attempt: Attempt, error: Exception) -> None:
-        logger.error("deployment %s: %s", self._endpoint.deployment, error)
-        self._invoker.fail(attempt, failed(500, str(error), "ValueGone"))
 
     async def _request(self, attempt: Attempt, start: Start, message: bytes) -> None:
         options, version = attempt.target.options, attempt.session.version

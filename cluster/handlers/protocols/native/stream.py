@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final
 
 import aiohttp
 
 from holdfast.cluster.handlers.attempts import Attempt, Opening, Stall
 from holdfast.cluster.handlers.dispatch import Station
+from holdfast.cluster.handlers.large import Fetches, LargeOutcome
 from holdfast.cluster.handlers.protocols.native.deferred import Deferred, PendingAck, encode
 from holdfast.cluster.handlers.protocols.native.hearing import Hearing
 from holdfast.cluster.handlers.protocols.native.liveness import Liveness
 from holdfast.cluster.handlers.protocols.native.opening import frames_of
 from holdfast.cluster.handlers.protocols.native.session import Session
-from holdfast.cluster.tasks import Tasks
-from holdfast.cluster.values.shared_store import StoreDown, ValueLost
 from holdfast.sdk.frames import (
     TO_NODE,
     Abort,
@@ -45,7 +44,6 @@ from holdfast.sdk.frames import (
 )
 from holdfast.sdk.ids import NO_INVOCATION, InvocationId
 from holdfast.sdk.journal import ProtocolError
-from holdfast.statemachine import refs
 from holdfast.statemachine.outcomes import failed
 
 logger = logging.getLogger(__name__)
@@ -61,8 +59,6 @@ MESSAGE_BYTES: Final = 1024 * 1024
 MESSAGE_FRAMES: Final = 4096
 #: No new attempt starts on a stream while this much waits to be sent,
 START_BYTES: Final = 4 * 1024 * 1024
-#: no large value is fetched for it while this much of fetched values waits,
-FETCHED_BYTES_MAX: Final = 32 * 1024 * 1024
 #: and an endpoint with this much waiting is considered not to read at all.
 OUTBOX_BYTES_MAX: Final = 128 * 1024 * 1024
 GOODBYE_S: Final = 1.0  # How long an endpoint has to close a stream cleanly.
@@ -114,9 +110,7 @@ class Stream:
         #: By attempt, in order: a frame whose value is still being fetched, and the frames after it. Other attempts
         #: continue.
         self._behind: dict[tuple[InvocationId, int], list[Frame | PendingAck | Deferred]] = {}
-        self._to_fetch: deque[Deferred] = deque()
-        self._fetched_bytes = 0
-        self._fetching = Tasks()
+        self._fetches = Fetches(endpoint.invoker.objects)
         self._credit = 0
         self._owed = WINDOW_FRAMES  # Frames that we can accept but have not granted yet.
         self._granted = 0  # Frames that the endpoint may send.
@@ -167,11 +161,12 @@ class Stream:
         else:
             session.pending_ack.length = attempt.length
 
-    def complete(self, attempt: Attempt, step: int, order: int, outcome: list[Any]) -> None:
+    def complete(self, attempt: Attempt, step: int, order: int, outcome: list[Any] | LargeOutcome) -> None:
         attempt.session.pending_ack = None  # It stays in place; later acknowledgements come after this frame.
-        frame = Completion(invocation=attempt.id, epoch=attempt.epoch, index=step, order=order, outcome=outcome)
-        ref = refs.in_outcome(outcome)
-        self._push(frame if ref is None else Deferred(attempt, frame, 64 + refs.size_of(ref)))
+        large = outcome if isinstance(outcome, LargeOutcome) else None
+        plain = [0, b""] if isinstance(outcome, LargeOutcome) else outcome  # Filled in when the frame is sent.
+        frame = Completion(invocation=attempt.id, epoch=attempt.epoch, index=step, order=order, outcome=plain)
+        self._push(frame if large is None else Deferred(attempt, frame, large))
 
     def retry(self, attempt: Attempt, step: int) -> None:
         self._push(RetryRun(attempt.id, attempt.epoch, step))
@@ -192,7 +187,7 @@ class Stream:
         if self.attempts.get(attempt.id) is attempt:
             del self.attempts[attempt.id]
             for frame in self._behind.pop((attempt.id, attempt.epoch), ()):
-                self._release_fetched(frame)
+                self._release(frame)
             self._endpoint.let_go(attempt)
 
     def _push(self, frame: Frame | PendingAck | Deferred) -> None:
@@ -207,10 +202,9 @@ class Stream:
 
     def _queue(self, frame: Frame | PendingAck | Deferred) -> None:
         """Queue a frame. One whose value must be fetched first is set aside, with all later frames of its attempt after it."""
-        if isinstance(frame, Deferred) and frame.values.to_fetch():
+        if isinstance(frame, Deferred) and frame.large.to_fetch():
             self._behind[_whose(frame)] = [frame]
-            self._to_fetch.append(frame)
-            self._fetch_more()
+            self._fetches.want(frame.large, lambda: not frame.attempt.over, partial(self._fetched, frame))
             return
         self._frames.append(frame)
         self._bytes += _held(frame)
@@ -218,32 +212,13 @@ class Stream:
             self._end("the endpoint does not read from the stream", crashed=True)
         self._wake.set()
 
-    # Values in the shared store
-
-    def _fetch_more(self) -> None:
-        while self._to_fetch and not self._over:
-            frame = self._to_fetch[0]
-            if self._fetched_bytes and self._fetched_bytes + frame.size > FETCHED_BYTES_MAX:
-                return
-            self._to_fetch.popleft()
-            if frame.attempt.over:
-                continue
-            frame.held = frame.size
-            self._fetched_bytes += frame.held
-            task = asyncio.get_running_loop().create_task(self._fetch(frame))
-            self._fetching.keep(task)
-
-    async def _fetch(self, frame: Deferred) -> None:
-        try:
-            await frame.fetch(self._invoker.objects)
-        except (StoreDown, ValueLost) as error:
+    def _fetched(self, frame: Deferred, error: Exception | None) -> None:
+        """Its values are here, or cannot be had."""
+        if error is not None:
             self._invoker.unreadable(frame.attempt, error)
-        except Exception:
-            logger.exception("deployment %s: fetching a large value failed", self._endpoint.deployment)
-            self._invoker.lost(frame.attempt, "internal error of this node")
         behind = self._behind.pop(_whose(frame), [])
         if frame.attempt.over or not behind:
-            self._release_fetched(frame)
+            self._release(frame)
             return
         assert behind[0] is frame, "each attempt fetches one value at a time"
         while behind:
@@ -252,13 +227,10 @@ class Stream:
                 again += behind  # After the next frame that must be fetched.
                 return
 
-    def _release_fetched(self, frame: Frame | PendingAck | Deferred) -> None:
-        """Release a fetched value: its frame was sent, or never will be."""
-        if isinstance(frame, Deferred) and frame.held:
-            frame.values.fetched.clear()
-            self._fetched_bytes -= frame.held
-            frame.held = 0
-            self._fetch_more()
+    def _release(self, frame: Frame | PendingAck | Deferred) -> None:
+        """The frame was sent, or never will be."""
+        if isinstance(frame, Deferred):
+            self._fetches.release(frame.large)
 
     async def _write(self) -> None:
         socket, wake = self._socket, self._wake
@@ -334,20 +306,15 @@ class Stream:
 
     async def _encoded(self, frames: list[Frame | Deferred]) -> bytes | None:
         if any(isinstance(frame, Deferred) for frame in frames):
-            return await encode(frames, self._gone, self.version)
+            return await encode(frames, self._invoker.unreadable, self.version)
         return encode_batch(frames, self.version)  # type: ignore[arg-type]
 
     def _sent(self, frames: list[Frame | Deferred]) -> None:
         for frame in frames:
             if isinstance(frame, Deferred):
-                self._release_fetched(frame)
+                self._release(frame)
                 frame.attempt.session.unsent -= 1
                 frame.attempt.last_frame_at = asyncio.get_running_loop().time()
-
-    def _gone(self, attempt: Attempt, error: Exception) -> None:
-        """A referenced value is missing, which must not happen: pause for an operator."""
-        logger.error("deployment %s: %s", self._endpoint.deployment, error)
-        self._invoker.fail(attempt, failed(500, str(error), "ValueGone"))
 
     def _take(self) -> list[Frame | Deferred]:
         """The frames of the next message, in order, as far as credit and size permit."""
@@ -371,7 +338,7 @@ class Stream:
                     if not isinstance(frame, Deferred) or not frame.attempt.over:
                         taken.append(frame)
                     else:
-                        self._release_fetched(frame)
+                        self._release(frame)
                     continue
                 attempt = frame.attempt
                 if attempt.session.pending_ack is frame:
@@ -421,8 +388,8 @@ class Stream:
             logger.exception("deployment %s: internal error, closing the stream", self._endpoint.deployment)
             self._why = "internal error of this node; see its log"
         self._over = True
-        for task in (self._tasks[1], *self._fetching):
-            task.cancel()
+        self._tasks[1].cancel()
+        self._fetches.close()
         self._endpoint.broken(
             self, self._blame or self._why, blame=self._blame, blamed=self._blamed, crashed=self.crashed
         )
