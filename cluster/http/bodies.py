@@ -58,6 +58,10 @@ class AiohttpBody:
                 raise BadRequest("request body is truncated")
         except TimeoutError:
             raise TooSlow(f"request body did not arrive within {BODY_TIMEOUT_S:.0f} seconds") from None
+        except RuntimeError as error:
+            if self._request.transport is not None:
+                raise
+            raise BadRequest(f"cannot read the request body: {error}") from None  # It was closed for other clients.
         except (web.RequestPayloadError, ConnectionError, zlib.error) as error:
             raise BadRequest(f"cannot read the request body: {error}") from None
 

@@ -83,6 +83,7 @@ class Door:
         self._connections_max = connections_max
         self._crowd = Crowd(per_address_max)
         self._strangers = Strangers(strangers_per_address_max) if strangers_per_address_max is not None else None
+        self._ending: set[RequestHandler] = set()  # Connections of strangers that were closed a moment ago.
         self._refused: dict[_Refused, None] = {}  # The oldest first.
         self._source = source
         self._tls = tls
@@ -94,6 +95,7 @@ class Door:
         self.closed_strangers = 0
         self._sockets: list[socket.socket] = []
         self._entering = Tasks()
+        self._refusing = Tasks()
         self._closing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self.port = 0  # Kept after the door is closed.
@@ -146,14 +148,14 @@ class Door:
         connected.setblocking(False)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         most = self._connections_max
-        full = most is not None and self.connections + len(self._entering) >= most
-        replaced = self._strangers.oldest_beyond(address) if self._strangers is not None else None
-        crowd_of_strangers = replaced is not None and not self._close_stranger(replaced)
-        place = self._crowd.enter(address, connected) if not crowd_of_strangers else None
-        replaces = replaced is not None
-        if place is None and not crowd_of_strangers and self._crowd.make_room(address, self._close_if_idle):
-            replaces = True
-            place = self._crowd.enter(address, connected)
+        full = most is not None and self._is_full(most)
+        oldest = self._strangers.oldest_beyond(address) if self._strangers is not None else None
+        replaces = oldest is not None
+        crowded = oldest is not None and not self._close_stranger(oldest)
+        place = self._crowd.enter(address, connected) if not crowded else None
+        if place is None and not crowded:
+            replaces = self._crowd.make_room(address, self._close_if_idle)
+            place = self._crowd.enter(address, connected) if replaces else None
         crowded = place is None
         makes_room = len(self._greeting) >= (HANDSHAKES_MAX if most is None else min(HANDSHAKES_MAX, most // 2 + 1))
         if makes_room and not crowded:
@@ -163,13 +165,9 @@ class Door:
             if self._tls is not None:  # Sending the reason would take a handshake.
                 connected.close()
                 return True
-            why = (
-                "too many connections from this address to this node"
-                if crowded
-                else "too many connections to this node"
-            )
-            self._entering.keep(self._loop.create_task(self._turn_away(connected, why)))
-            return True
+            why = "too many connections from this address" if crowded else "too many connections"
+            self._refusing.keep(self._loop.create_task(self._turn_away(connected, f"{why} to this node")))
+            return full
         assert place is not None, "otherwise it was crowded"
         if self._strangers is not None:
             self._strangers.enter(address, place, self._loop.time())
@@ -177,12 +175,27 @@ class Door:
         self._entering.keep(entering)
         return full or replaces
 
+    def _is_full(self, most: int) -> bool:
+        """Connections of strangers that are about to end take no place."""
+        count = self.connections + len(self._entering)
+        if count < most:
+            return False
+        self._ending.intersection_update(self._server.connections)
+        return count - len(self._ending) >= most
+
     def _make_room(self) -> bool:
-        """Close a stranger's connection, or else the oldest idle one, if there is one. Only a few are checked each time,
-        because each new client causes a check; of the younger half none, because their first request may be in
-        transit."""
-        if self._close_oldest_stranger():
-            return True
+        """Close a connection for a new one. That of a stranger, if it had a second to send a token, or if strangers have
+        half of the places: then only strangers make room for each other. Otherwise the oldest idle one."""
+        oldest = self._strangers.oldest() if self._strangers is not None else None
+        if self._strangers is not None and oldest is not None and self._connections_max is not None:
+            is_flood = 2 * len(self._strangers) >= self._connections_max
+            if is_flood or self._loop.time() - oldest.since_s >= STRANGER_S:
+                return self._close_stranger(oldest)
+        return self._close_oldest_idle()
+
+    def _close_oldest_idle(self) -> bool:
+        """Only a few are checked each time, because each new client causes a check; of the younger half none, because
+        their first request may be in transit."""
         for _ in range(LOOKED_AT):
             if not self._oldest:
                 self._oldest = list(self._server.connections)[: (self.connections + 1) // 2][::-1]
@@ -192,17 +205,6 @@ class Door:
                 return True
         return False
 
-    def _close_oldest_stranger(self) -> bool:
-        """A client that connected a moment ago may be about to send its token, so it is closed only in a flood."""
-        if self._strangers is None or self._connections_max is None:
-            return False
-        oldest = self._strangers.oldest()
-        if oldest is None:
-            return False
-        is_flood = 2 * len(self._strangers) >= self._connections_max
-        is_old = self._loop.time() - oldest.since_s >= STRANGER_S
-        return (is_flood or is_old) and self._close_stranger(oldest)
-
     def _close_stranger(self, place: Place) -> bool:
         """Whether it could be closed. Busy or not: whoever sends or reads slowly must not keep its place."""
         connection, greeting = place.owner, place.socket in self._greeting
@@ -210,10 +212,12 @@ class Door:
             if not greeting:
                 return False  # It connects in this very turn.
             self._hang_up(place.socket)
-        elif _is_busy(connection) or connection.transport.get_write_buffer_size():
-            connection.transport.abort()  # It would first wait for the client to read what is written.
         else:
-            connection.force_close()
+            self._ending.add(connection)
+            if _is_busy(connection) or connection.transport.get_write_buffer_size():
+                connection.transport.abort()  # Closing it would first wait for the client to read what is written.
+            else:
+                connection.force_close()
         place.leave_strangers()
         self.closed_strangers += 1
         return True
@@ -346,8 +350,8 @@ class Door:
             self._hang_up(greeting)
         for refused in list(self._refused):
             refused.end()
-        if self._entering:
-            await asyncio.wait([*self._entering], timeout=SHUTDOWN_S)
+        if entering := [*self._entering, *self._refusing]:
+            await asyncio.wait(entering, timeout=SHUTDOWN_S)
         if self._closing is not None:
             self._closing.cancel()
             await asyncio.gather(self._closing, return_exceptions=True)
@@ -388,7 +392,10 @@ class Client(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.recognize()
+        task = self._task_handler
         super().connection_lost(exc)
+        if task is not None and not self._request_in_progress:
+            task.cancel()  # It would go on waiting for the rest of a body that nobody wants, and keep its place meanwhile.
 
 
 class _Refused(asyncio.Protocol):
@@ -406,7 +413,8 @@ class _Refused(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(REFUSED_S, self.end)
         body = error_body(503, self._why, source=self._source, hint=None)
         self._transport.write(_plain_answer(b"503 Service Unavailable\r\nRetry-After: 1", body))
-        self._transport.write_eof()
+        with suppress(OSError):  # The client is gone already.
+            self._transport.write_eof()
 
     def data_received(self, data: bytes) -> None:
         """Its request is not looked at."""
