@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import FrameType
 from typing import Any, Final
@@ -29,7 +30,7 @@ BEAT_S: Final = 0.1
 BLOCKED_S: Final = 1.0  # Time without a beat before the log says where the loop is blocked.
 HUNG_S: Final = 5.0  # Time without a beat before probes report that the node hangs.
 FRAMES_MAX: Final = 12
-REQUEST_S: Final = 2.0
+REQUEST_S: Final = 2.0  # For a whole request, however its bytes arrive.
 CONNECTIONS_MAX: Final = 32
 PER_ADDRESS_MAX: Final = 16
 
@@ -120,29 +121,56 @@ def _place(frame: FrameType | None) -> str:
 
 
 class _Server(ThreadingHTTPServer):
-    """One short-lived thread per probe, bounded in number, so that no client can block the server."""
+    """One short-lived thread per probe, bounded in number and time. The oldest connection makes room for the next, so slow
+    clients keep no probe out."""
 
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = 128
 
     def __init__(self, place: tuple[str, int], look: Callable[[], tuple[bool, str]]) -> None:
-        self._places = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        self._open: dict[socket.socket, float] = {}  # The oldest first, each with the time when it must be answered.
+        self._lock = threading.Lock()
         self._crowd = Crowd(PER_ADDRESS_MAX)
         self.address_family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
         super().__init__(place, _Probe)
         self.look = look
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._crowd.enter(client_address, request) and self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        seat = self._crowd.enter(client_address, request)
+        if seat is None and self._crowd.make_room(client_address, self._hang_up):
+            seat = self._crowd.enter(client_address, request)
+        if seat is None:
             self.shutdown_request(request)
+            return
+        seat.owner = request
+        with self._lock:
+            oldest = next(iter(self._open)) if len(self._open) >= CONNECTIONS_MAX else None
+            self._open[request] = time.monotonic() + REQUEST_S
+        if oldest is not None:
+            self._hang_up(oldest)
+        super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
+    def service_actions(self) -> None:
+        """Called by `serve_forever` several times a second."""
+        now = time.monotonic()
+        with self._lock:
+            late = [each for each, until in self._open.items() if until <= now]
+        for each in late:
+            self._hang_up(each)
+
+    def _hang_up(self, connected: socket.socket) -> bool:
+        """The thread that reads from it sees its end, and closes it."""
+        with self._lock:
+            self._open.pop(connected, None)
+        with suppress(OSError):
+            connected.shutdown(socket.SHUT_RDWR)
+        return True
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         logger.debug("answering a probe from %s failed", client_address, exc_info=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import select
+import socket
 import threading
 import time
 import urllib.error
@@ -59,6 +61,62 @@ async def test_a_hung_loop_is_reported_with_its_place_and_probes_are_still_answe
     assert "in hold_up_the_loop" in caplog.text, "the stack says who held it up"
     assert it.blocked == 1 and it.blocked_s > 0.2 and it.lag_s_max > 0.2
     assert (await asyncio.to_thread(probe, port))[0] == 200
+    await it.stop()
+
+
+async def test_slow_clients_keep_no_probe_out() -> None:
+    it = Watchdog(Endpoint("127.0.0.1", 0))
+    it.start()
+    port, ending, opened = it.port, threading.Event(), [0]
+
+    def flood() -> None:
+        """One byte every now and then, on as many connections as there are places; closed ones are opened again."""
+        slow: dict[int, socket.socket] = {}
+        while not ending.is_set():
+            for number in range(32):
+                each = slow.get(number)
+                try:
+                    if each is None:
+                        source = (f"127.0.0.{8 + number // 16}", 0)
+                        each = slow[number] = socket.create_connection(("127.0.0.1", port), 30, source)
+                        each.sendall(b"GET ")
+                        opened[0] += 1
+                    each.sendall(b"/")
+                    if select.select([each], [], [], 0)[0] and not each.recv(1):
+                        raise ConnectionError("closed")
+                except OSError:
+                    slow.pop(number).close()
+                ending.wait(0.005)
+        for each in slow.values():
+            each.close()
+
+    flooding = threading.Thread(target=flood)
+    flooding.start()
+    try:
+        await eventually(lambda: opened[0] >= 32, "every place taken")
+        for _ in range(20):
+            assert (await asyncio.to_thread(probe, port))[0] == 200
+        await eventually(lambda: opened[0] >= 96, "slow requests end, although bytes keep coming")
+        assert (await asyncio.to_thread(probe, port))[0] == 200
+    finally:
+        ending.set()
+        await asyncio.to_thread(flooding.join)
+        await it.stop()
+
+
+async def test_one_address_keeps_its_place_for_the_newest_probe() -> None:
+    it = Watchdog(Endpoint("127.0.0.1", 0))
+    it.start()
+    slow: list[socket.socket] = []
+    for _ in range(watchdog.PER_ADDRESS_MAX):
+        slow.append(socket.create_connection(("127.0.0.1", it.port), 30))
+        await asyncio.sleep(0.01)
+
+    assert (await asyncio.to_thread(probe, it.port))[0] == 200
+    assert await asyncio.to_thread(slow[0].recv, 1) == b"", "the oldest made room"
+
+    for each in slow:
+        each.close()
     await it.stop()
 
 
