@@ -11,7 +11,7 @@ SEEDS ?= 2000
 START ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock quick quick-tests room test-pythons test check lint types fmt modules metrics sync-client sim sim-cluster sim-soak demo chaos chaos-log fuzz grow bench-log bench-e2e bench-snapshots bench-statemachine bench-authentication dev clean
+.PHONY: help setup lock quick quick-tests room test-pythons test check lint types fmt modules metrics sql-page sync-client sim sim-cluster sim-soak demo chaos chaos-log fuzz grow bench-log bench-e2e bench-snapshots bench-statemachine bench-authentication dev clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-19s %s\n", $$1, $$2 }'
@@ -87,6 +87,9 @@ modules: setup ## Write docs/modules.md from the docstrings
 
 metrics: setup ## Write docs/metrics.md from the collectors
 	@$(BIN)/python -m docs.generate
+
+sql-page: setup ## Write docs/sql.md from the tables of SQL queries
+	@$(BIN)/python -m tests.sql_page
 
 sync-client: setup ## Write sdk/client/synchronous.py from asynchronous.py
 	@$(BIN)/python -m tests.sync_client

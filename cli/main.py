@@ -26,6 +26,7 @@ from holdfast.cli.objects import state
 from holdfast.cli.output import json_option, print_json
 from holdfast.cli.run import dev, serve
 from holdfast.cli.snapshots import snapshot
+from holdfast.cli.sql import sql
 from holdfast.cli.statistics import statistics
 from holdfast.cli.tokens import token
 from holdfast.cli.waiting import waiting
@@ -153,6 +154,7 @@ for command in (
     statistics,
     waiting,
     state,
+    sql,
     cluster,
     config,
     snapshot,

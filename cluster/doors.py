@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from prometheus_client.core import Metric
@@ -44,6 +45,10 @@ from holdfast.cluster.partition.metrics import of_groups, of_partitions, of_queu
 from holdfast.cluster.routing.surveys import Surveys
 from holdfast.cluster.serving import Serving
 from holdfast.cluster.snapshotting.metrics import of_snapshots
+from holdfast.cluster.sql.admin import SqlAdmin
+from holdfast.cluster.sql.overviews import Overviews
+from holdfast.cluster.sql.queries import Queries
+from holdfast.cluster.sql.source import METHOD, Source
 from holdfast.cluster.values.metrics import of_values
 from holdfast.log.node import Group
 
@@ -73,9 +78,14 @@ class Doors:
             abandon=True,
             tls=ground.certificates.door("ingress"),
         )
-        healths = Healths(ground.healths.everywhere, restricted=bool(config.deployment_addresses.entries))
+        healths = Healths(
+            ground.healths.everywhere,
+            open_to_all=bool(config.deployment_addresses.entries) or config.auth != "tokens",
+        )
         self.metrics = self._metrics(ground, serving, state)
         surveys = Surveys(serving.reader)
+        overview = _overview(ground, serving)
+        self._queries = _queries(ground, serving, overview, healths)
         parts = [
             Pages(config, registry, sessions),
             NodeAdmin(
@@ -92,13 +102,14 @@ class Doors:
                 config,
                 serving.router,
                 serving.operations,
-                cluster=_overview(ground, serving).show,
+                cluster=overview.show,
                 snapshots=ground.snapshots,
                 backups=serving.backups,
             ),
             TokenAdmin(registry, now_ms),
             AuditAdmin(registry, self.audit, now_ms),
             IdentityAdmin(serving.identity),
+            SqlAdmin(self._queries),
         ]
         admin = Admin(parts, removed=lambda: ground.removal.why)
         self.admin = HttpServer(
@@ -159,6 +170,7 @@ class Doors:
         """Answer the requests that can be answered in that time, and close."""
         await self.ingress.finish(finish_s)
         await self.ingress.stop()
+        self._queries.stop()
         await self.admin.stop()
         if self.token_use is not None:
             await self.token_use.stop()
@@ -241,6 +253,19 @@ def _overview(ground: Ground, serving: Serving) -> Overview:
         snapshots=ground.snapshots,
         objects=ground.objects,
     )
+
+
+def _queries(ground: Ground, serving: Serving, overview: Overview, healths: Healths) -> Queries:
+    source = Source(
+        ground.record.partitions,
+        ground.replicas.hosted,
+        fresh=serving.router.fresh,
+        elsewhere=serving.router.ask_replica,
+        overview=Overviews(ground.registry, serving.reader, healths, partial(overview.show, reasons=False)).rows,
+        level=lambda: ground.meta.state.level,
+    )
+    ground.rpc.serve(METHOD, source.serve)
+    return Queries(source, now_ms=ground.environment.clock.now_ms)
 
 
 def _url(place: Endpoint, server: HttpServer) -> str:

@@ -25,17 +25,23 @@ class Healths:
         self,
         everywhere: Callable[[str | None, InvocationId | None], Awaitable[Sequence[Health]]],
         *,
-        restricted: bool,
+        open_to_all: bool,
     ) -> None:
-        """`everywhere` asks all nodes. `restricted`: the setting `deployment_addresses` has a list."""
+        """`everywhere` asks all nodes. `open_to_all`: addresses are restricted, or everyone is an administrator."""
         self._everywhere = everywhere
-        self._restricted = restricted
+        self._open_to_all = open_to_all
 
     async def of(
         self, request: AdminRequest, deployment: str | None, invocation: InvocationId | None = None
     ) -> Sequence[Health]:
         """As all answering nodes see it; `deployment` None: of every one."""
+        if permits(request.request.principal.roles, ADMIN):
+            return await self._everywhere(deployment, invocation)
+        return await self.for_all(deployment, invocation)
+
+    async def for_all(self, deployment: str | None, invocation: InvocationId | None = None) -> Sequence[Health]:
+        """The same, for anyone who may read."""
         found = await self._everywhere(deployment, invocation)
-        if self._restricted or permits(request.request.principal.roles, ADMIN):
+        if self._open_to_all:
             return found
         return [each._replace(last_error=WITHHELD) if each.last_error else each for each in found]

@@ -14,6 +14,10 @@ PAGE_MAX: Final = 1000
 BULK: Final = 1000
 BULK_MAX: Final = 100_000
 STEPS_PAGE: Final = 1000
+QUERY_LIMIT: Final = 1000
+QUERY_LIMIT_MAX: Final = 10_000
+QUERY_TIMEOUT_S: Final = 30.0
+QUERY_TIMEOUT_S_MAX: Final = 120.0
 OLDEST: Final = "oldest"
 ORDERS: Final = ("newest", OLDEST)
 WAITING: Final = (AWAKEABLE, PROMISED, IN_DOUBT, TIMED)
@@ -480,6 +484,35 @@ ROUTES: Final = (
         },
         answers=((200, "the public keys"), (409, "a rotation is already in progress, or there is none to finish")),
     ),
+    Route(
+        "POST",
+        "/query",
+        "query",
+        "Query the cluster with SQL: see `GET /query/tables`",
+        READ,
+        body={
+            "type": "object",
+            "required": ["sql"],
+            "properties": {
+                "sql": {"type": "string", "description": "one SELECT statement in the dialect of SQLite"},
+                "limit": {"type": "integer", "description": f"rows at most; {QUERY_LIMIT}, at most {QUERY_LIMIT_MAX}"},
+                "timeout_s": {
+                    "type": "number",
+                    "description": f"after how many seconds to give up; {QUERY_TIMEOUT_S:g}, "
+                    f"at most {QUERY_TIMEOUT_S_MAX:g}",
+                },
+                "fresh": {"type": "boolean", "description": "wait until the replicas have all that is acknowledged"},
+            },
+        },
+        answers=(
+            (200, "columns and rows; `more`: there are further ones"),
+            (400, "the statement is wrong, and where; it is not only reading; or it took too long"),
+            (413, "it needs more memory than all queries together may use, or a value is too large"),
+            (503, "too many queries are running on this node"),
+        ),
+        reads=True,
+    ),
+    Route("GET", "/query/tables", "query_tables", "The tables of SQL queries, and their columns", READ),
     Route("GET", "/metrics", "metrics", "Metrics for Prometheus", READ, answers=((200, "text"),)),
     Route("GET", "/openapi.json", "openapi", "The OpenAPI description of this API", READ),
 )

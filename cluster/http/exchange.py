@@ -66,7 +66,9 @@ class Body(Protocol):
 
 
 class Request:
-    __slots__ = ("_body", "_exchange", "action", "headers", "held", "id", "method", "principal", "target", "targets")
+    __slots__ = (
+        "_body", "_exchange", "action", "gone", "headers", "held", "id", "method", "principal", "target", "targets",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -76,8 +78,11 @@ class Request:
         headers: Mapping[str, str],
         body: Body,
         principal: Principal,
+        gone: Callable[[], bool],
     ) -> None:
+        """`gone`: whether the client has closed its connection."""
         self._exchange = exchange
+        self.gone = gone
         self._body = body
         self.method = method
         self.target = target
@@ -216,6 +221,7 @@ class Exchange:
         body: Body,
         address: str = "",
         recognize: Callable[[], None] = lambda: None,
+        gone: Callable[[], bool] = lambda: False,
     ) -> Answer:
         """Total: every request gets an answer, and the cause of a 500 is in the log. `address`: of the client.
         `recognize` is called when its sender is known."""
@@ -226,7 +232,9 @@ class Exchange:
             )
             self.statuses[answer.status // 100] += 1
             return self._share(answer, headers)
-        request = Request(exchange=self, method=method, target=target, headers=headers, body=body, principal=ANYBODY)
+        request = Request(
+            exchange=self, method=method, target=target, headers=headers, body=body, principal=ANYBODY, gone=gone
+        )
         self.active += 1
         began = perf_counter()
         task = asyncio.current_task()

@@ -30,12 +30,13 @@ class Route(NamedTuple):
     parameters: tuple[Parameter, ...] = ()
     body: Mapping[str, Any] | None = None
     answers: tuple[tuple[int, str], ...] = ((200, "the answer"),)
+    reads: bool = False  # although its method is not GET
     service: str = ""  # The placeholder of the service that a token for some services must name; empty: there is none.
 
     @property
     def acts(self) -> bool:
         """Whether it changes something: then each request to it is in the audit trail."""
-        return self.method != "GET"
+        return self.method != "GET" and not self.reads
 
 
 def match(route: Route, segments: Sequence[str]) -> dict[str, str] | None:

@@ -160,6 +160,7 @@ class HttpServer:
             body,
             address=request.remote or "",
             recognize=connection.recognize,
+            gone=lambda: request.transport is None or request.transport.is_closing(),
         )
         try:
             response = await self._respond(request, answer)

@@ -202,8 +202,8 @@ class State:
     def grow(self) -> None:
         """Enlarge the map after MapFullError. The transaction must be aborted."""
         assert self._readers == 0, "growing moves the map, so there must be no readers"
-        self._recall()
-        self._env.set_mapsize(2 * self._env.info()["map_size"])
+        with self._recalled():
+            self._env.set_mapsize(2 * self._env.info()["map_size"])
 
     def make_room(self) -> None:
         """Enlarge the map before a long copy. During the copy, writes need new pages, and the map cannot grow."""
@@ -213,7 +213,9 @@ class State:
 
     @contextmanager
     def lend(self, stop: Callable[[], None]) -> Iterator[lmdb.Environment]:
-        """Lend the environment to another thread for reading. Call it there; `stop` must make that thread return it soon."""
+        """Lend the environment to another thread for reading. Call it there; `stop` must make that thread return it soon.
+
+        The environment of a state that was closed meanwhile raises lmdb.Error when it is used."""
         me = threading.get_ident()
         with self._returned:
             self._loans[me] = stop
@@ -224,22 +226,24 @@ class State:
                 del self._loans[me]
                 self._returned.notify_all()
 
-    def _recall(self) -> None:
-        """Take the environment back: running copies are stopped, and start again later."""
+    @contextmanager
+    def _recalled(self) -> Iterator[None]:
+        """Take the environment back: running copies are stopped, and start again later. Nobody borrows it inside."""
         with self._returned:
             for stop in self._loans.values():
                 stop()
             self._returned.wait_for(lambda: not self._loans)
+            yield
 
     def swap(self, staged: Staged) -> None:
         """Replace this state with a snapshot. Quick, atomic and durable."""
         assert self._readers == 0, "the file is replaced, so there must be no readers"
-        self._recall()
-        self._env.close()
-        try:
-            staged.swap()
-        finally:
-            self._open()  # Either the old or the new state.
+        with self._recalled():
+            self._env.close()
+            try:
+                staged.swap()
+            finally:
+                self._open()  # Either the old or the new state.
 
     @contextmanager
     def read(self) -> Iterator[LmdbTxn]:
@@ -259,15 +263,15 @@ class State:
 
     def discard(self) -> None:
         """Close a state that will be deleted, without marking it as clean."""
-        self._recall()
-        self._env.close()
+        with self._recalled():
+            self._env.close()
 
     def close(self) -> None:
         """Make the state durable and mark it as clean, so that it can be used even after the machine restarts."""
-        self._recall()
         try:
-            self._env.sync(True)
-            self._env.close()
+            with self._recalled():
+                self._env.sync(True)
+                self._env.close()
             _write_mark(self.path, owner=self._owner, boot=self._boot, clean=True)
         except (lmdb.Error, OSError) as error:
             # The log is the truth: at worst, the state is rebuilt from it.

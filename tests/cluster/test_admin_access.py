@@ -42,7 +42,7 @@ async def test_the_reason_why_an_address_does_not_answer_is_no_port_scanner(
     async def everywhere(deployment: str | None, invocation: Any) -> list[Health]:
         return [REFUSED, REFUSED._replace(last_error="", down_since_ms=0)]
 
-    down, up = await Healths(everywhere, restricted=restricted).of(asked_by(role), None)
+    down, up = await Healths(everywhere, open_to_all=restricted).of(asked_by(role), None)
 
     assert down == REFUSED._replace(last_error=shown)
     assert up.last_error == "", "nothing is withheld where nothing failed"

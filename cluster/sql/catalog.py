@@ -1,0 +1,40 @@
+"""All tables, in the order of the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from holdfast.cluster.sql.invocations import ATTEMPTS, INVOCATIONS, STATISTICS
+from holdfast.cluster.sql.journals import AWAKEABLES, IN_DOUBT, JOURNAL_TABLE
+from holdfast.cluster.sql.objects import OBJECTS, PROMISES, STATE, TIMERS
+from holdfast.cluster.sql.overviews import OVERVIEWS
+from holdfast.cluster.sql.relations import Table
+
+TABLES: Final[Mapping[str, Table]] = {
+    table.name: table
+    for table in (
+        INVOCATIONS,
+        STATISTICS,
+        JOURNAL_TABLE,
+        ATTEMPTS,
+        AWAKEABLES,
+        IN_DOUBT,
+        OBJECTS,
+        STATE,
+        PROMISES,
+        TIMERS,
+        *OVERVIEWS,
+    )
+}
+
+
+def show_tables() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": table.name,
+            "about": table.about,
+            "columns": [{"name": each.name, "type": each.type, "about": each.about} for each in table.columns],
+        }
+        for table in TABLES.values()
+    ]

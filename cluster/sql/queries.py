@@ -1,0 +1,82 @@
+"""Queries of one node: how many run at a time, and what ends them.
+
+Each query has a thread of its own while it runs. It ends with its result, with its time, when its client has gone, or when
+the node stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final
+
+from holdfast.cluster.errors import Stopping, Unavailable
+from holdfast.cluster.sql.engine import Engine, Result
+from holdfast.cluster.sql.source import Reading, Source
+
+RUNNING_MAX: Final = 2
+_LOOK_S: Final = 0.25
+_GONE: Final = "the client has gone"
+
+
+class Queries:
+    def __init__(self, source: Source, *, now_ms: Callable[[], int]) -> None:
+        self.source = source
+        self._now_ms = now_ms
+        self._threads = ThreadPoolExecutor(RUNNING_MAX, thread_name_prefix="sql")
+        self._running: set[Reading] = set()
+        self._stopping = ""
+
+    async def run(
+        self,
+        sql: str,
+        *,
+        limit: int,
+        timeout_s: float,
+        fresh: bool,
+        with_ids: bool,
+        gone: Callable[[], bool],
+    ) -> tuple[Result, Reading]:
+        """Raises circumstances and ProposalErrors. `gone`: whether nobody waits for the result any more."""
+        if self._stopping:
+            raise Stopping(self._stopping)
+        if len(self._running) >= RUNNING_MAX:
+            raise Unavailable(
+                f"{RUNNING_MAX} queries are running on this node, which is the limit",
+                "send the query again after the time in Retry-After, or to another node",
+            )
+        loop = asyncio.get_running_loop()
+        reading = Reading(self.source, loop, deadline_s=timeout_s, with_ids=with_ids, fresh=fresh)
+        self._running.add(reading)
+        work: asyncio.Future[Result] | None = None
+        try:
+            if fresh:
+                await self.source.make_fresh(list(range(self.source.count)))
+            work = loop.run_in_executor(self._threads, partial(Engine(reading, now_ms=self._now_ms()).run, sql, limit))
+            work.add_done_callback(partial(self._ended, reading))
+            while not work.done():
+                await asyncio.wait([work], timeout=_LOOK_S)
+                if gone():
+                    reading.cancelled = reading.cancelled or _GONE
+            return work.result(), reading
+        except asyncio.CancelledError:
+            reading.cancelled = reading.cancelled or _GONE
+            raise
+        finally:
+            if work is None:
+                self._running.discard(reading)
+
+    def _ended(self, reading: Reading, work: asyncio.Future[Result]) -> None:
+        self._running.discard(reading)
+        if not work.cancelled():
+            work.exception()  # Nobody else may be left to see it.
+
+    def stop(self, why: str = "this node is shutting down") -> None:
+        """End the queries in progress and take no more."""
+        self._stopping = why
+        for reading in self._running:
+            reading.cancelled = why
+        self._threads.shutdown(wait=False)
+        self.source.stop()
