@@ -85,7 +85,7 @@ class Doors:
         self.metrics = self._metrics(ground, serving, state)
         surveys = Surveys(serving.reader)
         overview = _overview(ground, serving)
-        self._queries = _queries(ground, serving, overview, healths)
+        self.queries = _queries(ground, serving, overview, healths)
         parts = [
             Pages(config, registry, sessions),
             NodeAdmin(
@@ -109,7 +109,7 @@ class Doors:
             TokenAdmin(registry, now_ms),
             AuditAdmin(registry, self.audit, now_ms),
             IdentityAdmin(serving.identity),
-            SqlAdmin(self._queries),
+            SqlAdmin(self.queries),
         ]
         admin = Admin(parts, removed=lambda: ground.removal.why)
         self.admin = HttpServer(
@@ -170,7 +170,7 @@ class Doors:
         """Answer the requests that can be answered in that time, and close."""
         await self.ingress.finish(finish_s)
         await self.ingress.stop()
-        self._queries.stop()
+        self.queries.stop()
         await self.admin.stop()
         if self.token_use is not None:
             await self.token_use.stop()

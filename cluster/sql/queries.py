@@ -7,6 +7,7 @@ the node stops.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,6 +19,9 @@ from holdfast.cluster.sql.source import Reading, Source
 
 RUNNING_MAX: Final = 2
 _LOOK_S: Final = 0.25
+#: How long a thread may keep the interpreter while others want it, during queries. The default of 5 ms is long for the
+#: event loop, which wants it back after each system call.
+SWITCH_S: Final = 0.0005
 _GONE: Final = "the client has gone"
 
 
@@ -26,7 +30,9 @@ class Queries:
         self.source = source
         self._now_ms = now_ms
         self._threads = ThreadPoolExecutor(RUNNING_MAX, thread_name_prefix="sql")
-        self._running: set[Reading] = set()
+        #: The queries in progress.
+        self.running: set[Reading] = set()
+        self._switch_s = sys.getswitchinterval()
         self._stopping = ""
 
     async def run(
@@ -42,14 +48,17 @@ class Queries:
         """Raises circumstances and ProposalErrors. `gone`: whether nobody waits for the result any more."""
         if self._stopping:
             raise Stopping(self._stopping)
-        if len(self._running) >= RUNNING_MAX:
+        if len(self.running) >= RUNNING_MAX:
             raise Unavailable(
                 f"{RUNNING_MAX} queries are running on this node, which is the limit",
                 "send the query again after the time in Retry-After, or to another node",
             )
         loop = asyncio.get_running_loop()
         reading = Reading(self.source, loop, deadline_s=timeout_s, with_ids=with_ids, fresh=fresh)
-        self._running.add(reading)
+        if not self.running:
+            self._switch_s = sys.getswitchinterval()
+            sys.setswitchinterval(SWITCH_S)
+        self.running.add(reading)
         work: asyncio.Future[Result] | None = None
         try:
             if fresh:
@@ -59,24 +68,26 @@ class Queries:
             while not work.done():
                 await asyncio.wait([work], timeout=_LOOK_S)
                 if gone():
-                    reading.cancelled = reading.cancelled or _GONE
+                    reading.cancel(_GONE)
             return work.result(), reading
         except asyncio.CancelledError:
-            reading.cancelled = reading.cancelled or _GONE
+            reading.cancel(_GONE)
             raise
         finally:
             if work is None:
-                self._running.discard(reading)
+                self._ended(reading)
 
-    def _ended(self, reading: Reading, work: asyncio.Future[Result]) -> None:
-        self._running.discard(reading)
-        if not work.cancelled():
+    def _ended(self, reading: Reading, work: asyncio.Future[Result] | None = None) -> None:
+        self.running.discard(reading)
+        if not self.running:
+            sys.setswitchinterval(self._switch_s)
+        if work is not None and not work.cancelled():
             work.exception()  # Nobody else may be left to see it.
 
     def stop(self, why: str = "this node is shutting down") -> None:
         """End the queries in progress and take no more."""
         self._stopping = why
-        for reading in self._running:
-            reading.cancelled = why
+        for reading in self.running:
+            reading.cancel(why)
         self._threads.shutdown(wait=False)
         self.source.stop()

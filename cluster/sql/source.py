@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from heapq import merge
 from operator import itemgetter
+from threading import Event
 from time import perf_counter
 from typing import Any, Final, Protocol
 
@@ -29,6 +30,8 @@ METHOD: Final = "rows"  # of the peer link
 LEVEL_MIN: Final = 2  # of the cluster: every node serves METHOD.
 SLICE_FIRST: Final = 64  # Rows examined by the first slice; each next one examines twice as many,
 SLICE_MAX: Final = 1024  # up to this many: some milliseconds.
+#: How long a query rests after each slice, as a share of the slice's time: the event loop needs the interpreter too.
+REST: Final = 0.25
 SERVING_THREADS: Final = 2
 _LOOK_S: Final = 0.1
 
@@ -144,6 +147,7 @@ class Reading:
         self._fresh = fresh
         self.examined = 0
         self.cancelled = ""  # Why; empty: it was not.
+        self._rest = Event()
         self._overviews: dict[str, list[list[Value]]] = {}
         self._active: int | None = None
 
@@ -154,6 +158,11 @@ class Reading:
     @property
     def is_late(self) -> bool:
         return perf_counter() > self._deadline
+
+    def cancel(self, why: str) -> None:
+        """From any thread. The query ends soon."""
+        self.cancelled = self.cancelled or why
+        self._rest.set()
 
     def must_end(self) -> bool:
         return bool(self.cancelled) or self.is_late
@@ -193,10 +202,12 @@ class Reading:
             if self.must_end():
                 raise Ended
             if asked is None and self._source.is_here(number):
+                began = perf_counter()
                 try:
                     part = self._source.read(number, wanted, limit)
                 except NotHosted:
                     continue  # Now it is elsewhere.
+                self._rest.wait(REST * (perf_counter() - began))
             else:
                 part = self._result(asked or self._begin(self._source.ask(number, wanted, limit)))
             asked = None
