@@ -61,6 +61,12 @@ def running(sql: Sql) -> set[Reading]:
     return doors.queries.running
 
 
+def sources(sql: Sql) -> Source:
+    doors = sql.at.node._doors
+    assert doors is not None
+    return doors.queries.source
+
+
 @asynccontextmanager
 async def sql_of(path: Path) -> AsyncIterator[Sql]:
     async with serving(path) as at:
@@ -151,6 +157,9 @@ async def test_a_row_says_what_the_admin_api_says(tmp_path: Path) -> None:
         assert await sql.rows(f"select kind, service from timers where invocation = '{ids['failing']}'") == [
             ["invocation", "flaky"]
         ]
+        blind = Reading(sources(sql), asyncio.get_running_loop(), deadline_s=PATIENCE_S, with_ids=False, fresh=False)
+        seen = await asyncio.to_thread(Engine(blind, now_ms=0).run, "select count(*), count(id) from awakeables", 10)
+        assert seen.rows == [(2, 0)], "ids are for those who may resolve awakeables"
         [[awakeable]] = await sql.rows(f"select id from awakeables where invocation = '{ids['awakeable']}'")
         status, _ = await sql.at.ask(
             "POST", f"{sql.at.node.ingress_url}/holdfast/awakeables/{awakeable}/resolve", data=b'"go"'

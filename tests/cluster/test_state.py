@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import threading
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -156,3 +158,29 @@ def test_a_full_map_grows_and_nothing_is_half_written(tmp_path: Path) -> None:
     with state.read() as view:
         assert view.get(b"k0999") == b"v" * 2000
     state.close()
+
+
+def test_nobody_borrows_the_environment_while_it_is_replaced(tmp_path: Path) -> None:
+    """A reader of the old map would crash the process."""
+    state = fill(tmp_path / "p")
+    borrowed, tried = threading.Event(), threading.Event()
+
+    def borrow() -> None:
+        tried.set()
+        with state.lend(lambda: None) as env, env.begin() as txn:
+            assert txn.get(b"k0003") == b"value" * 20
+            borrowed.set()
+
+    class Slow:
+        def swap(self) -> None:
+            thread.start()
+            assert tried.wait(10.0)
+            assert not borrowed.wait(0.2), "the environment is closed now"
+
+    thread = threading.Thread(target=borrow)
+    slow: Any = Slow()
+    state.swap(slow)
+    thread.join()
+
+    assert borrowed.is_set()
+    kill(state)
