@@ -46,6 +46,7 @@ from holdfast.cluster.routing.surveys import Surveys
 from holdfast.cluster.serving import Serving
 from holdfast.cluster.snapshotting.metrics import of_snapshots
 from holdfast.cluster.sql.admin import SqlAdmin
+from holdfast.cluster.sql.metrics import of_queries
 from holdfast.cluster.sql.overviews import Overviews
 from holdfast.cluster.sql.queries import Queries
 from holdfast.cluster.sql.source import METHOD, Source
@@ -146,6 +147,7 @@ class Doors:
             lambda: of_ingress(serving.clients, self.ingress),
             lambda: of_doors([self.ingress.exchange, self.admin.exchange]),
             lambda: of_audit(self.audit),
+            lambda: of_queries(self.queries),
         )
 
     async def open(self, not_serving: NotServing) -> None:

@@ -101,7 +101,7 @@ LIMITS: Final = f"""\
 | queries at a time | {RUNNING_MAX} per node; others get 503 with `Retry-After` |
 | memory | {MEMORY_BYTES_MAX >> 20} MiB for all queries of a node |
 | statement | {SQL_BYTES_MAX >> 10} KiB |
-| one value | {VALUE_BYTES_MAX >> 20} MiB; payloads over 16 KiB are null, with their size beside |
+| one value | {VALUE_BYTES_MAX >> 10} KiB; payloads over 16 KiB are null, with their size beside |
 
 A query also ends when its client disconnects or its node stops. Ids of awakeables are shown only to
 tokens that may invoke all services, because whoever knows one can complete it.

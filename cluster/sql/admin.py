@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Sequence
-from math import isfinite
-from typing import Any
+from typing import Final
 
 from holdfast.cluster.admin.parameters import AdminRequest, json_answer, read_body
 from holdfast.cluster.admin.routes import QUERY_LIMIT, QUERY_LIMIT_MAX, QUERY_TIMEOUT_S, QUERY_TIMEOUT_S_MAX
-from holdfast.cluster.errors import BadRequest
+from holdfast.cluster.errors import BadRequest, Unavailable
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.sql.catalog import show_tables
 from holdfast.cluster.sql.queries import Queries
-from holdfast.cluster.sql.relations import Value
+
+ROOM_S: Final = 5.0  # How long an answer waits for its room.
 
 
 class SqlAdmin:
@@ -33,7 +31,7 @@ class SqlAdmin:
         timeout_s = given.get("timeout_s", QUERY_TIMEOUT_S)
         if type(timeout_s) not in (int, float) or not 0 < timeout_s <= QUERY_TIMEOUT_S_MAX:
             raise BadRequest(f'"timeout_s" must be a number of seconds up to {QUERY_TIMEOUT_S_MAX}')
-        result, reading = await self._queries.run(
+        body = await self._queries.run(
             sql,
             limit=limit,
             timeout_s=float(timeout_s),
@@ -41,25 +39,9 @@ class SqlAdmin:
             with_ids=request.request.principal.may_invoke_all,
             gone=request.request.gone,
         )
-        shown = {
-            "columns": [{"name": name, "type": type_} for name, type_ in result.columns],
-            "rows": [_show_row(row) for row in result.rows],
-            "more": result.more,
-            "took_ms": reading.took_ms,
-            "rows_read": reading.examined,
-        }
-        return json_answer(200, shown)
+        if not await request.request.hold(len(body), ROOM_S):
+            raise Unavailable("the bodies of the requests in progress have reached the limit of this node")
+        return Answer(200, body, held=len(body))
 
     async def on_query_tables(self, request: AdminRequest) -> Answer:
         return json_answer(200, {"tables": show_tables()})
-
-
-def _show_row(row: Sequence[Value]) -> list[Any]:
-    return [value if type(value) in (str, int) or value is None else _show(value) for value in row]
-
-
-def _show(value: Value) -> Any:
-    """Blobs, and numbers that JSON does not have."""
-    if isinstance(value, bytes):
-        return {"base64": base64.b64encode(value).decode()}
-    return value if not isinstance(value, float) or isfinite(value) else str(value)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from holdfast.cluster.errors import Stopping, Unavailable
-from holdfast.cluster.sql.engine import Engine, Result
+from holdfast.cluster.sql.engine import Engine
 from holdfast.cluster.sql.source import Reading, Source
 
 RUNNING_MAX: Final = 2
@@ -32,6 +32,7 @@ class Queries:
         self._threads = ThreadPoolExecutor(RUNNING_MAX, thread_name_prefix="sql")
         #: The queries in progress.
         self.running: set[Reading] = set()
+        self.begun = self.refused = self.examined = 0  # since the start
         self._switch_s = sys.getswitchinterval()
         self._stopping = ""
 
@@ -44,11 +45,12 @@ class Queries:
         fresh: bool,
         with_ids: bool,
         gone: Callable[[], bool],
-    ) -> tuple[Result, Reading]:
-        """Raises circumstances and ProposalErrors. `gone`: whether nobody waits for the result any more."""
+    ) -> bytes:
+        """The answer as JSON. Raises circumstances and ProposalErrors. `gone`: whether nobody waits for the result any more."""
         if self._stopping:
             raise Stopping(self._stopping)
         if len(self.running) >= RUNNING_MAX:
+            self.refused += 1
             raise Unavailable(
                 f"{RUNNING_MAX} queries are running on this node, which is the limit",
                 "send the query again after the time in Retry-After, or to another node",
@@ -59,17 +61,19 @@ class Queries:
             self._switch_s = sys.getswitchinterval()
             sys.setswitchinterval(SWITCH_S)
         self.running.add(reading)
-        work: asyncio.Future[Result] | None = None
+        self.begun += 1
+        work: asyncio.Future[bytes] | None = None
         try:
             if fresh:
                 await self.source.make_fresh(list(range(self.source.count)))
-            work = loop.run_in_executor(self._threads, partial(Engine(reading, now_ms=self._now_ms()).run, sql, limit))
+            engine = Engine(reading, now_ms=self._now_ms())
+            work = loop.run_in_executor(self._threads, partial(_answer, engine, reading, sql, limit))
             work.add_done_callback(partial(self._ended, reading))
             while not work.done():
                 await asyncio.wait([work], timeout=_LOOK_S)
                 if gone():
                     reading.cancel(_GONE)
-            return work.result(), reading
+            return work.result()
         except asyncio.CancelledError:
             reading.cancel(_GONE)
             raise
@@ -77,8 +81,9 @@ class Queries:
             if work is None:
                 self._ended(reading)
 
-    def _ended(self, reading: Reading, work: asyncio.Future[Result] | None = None) -> None:
+    def _ended(self, reading: Reading, work: asyncio.Future[bytes] | None = None) -> None:
         self.running.discard(reading)
+        self.examined += reading.examined
         if not self.running:
             sys.setswitchinterval(self._switch_s)
         if work is not None and not work.cancelled():
@@ -91,3 +96,8 @@ class Queries:
             reading.cancel(why)
         self._threads.shutdown(wait=False)
         self.source.stop()
+
+
+def _answer(engine: Engine, reading: Reading, sql: str, limit: int) -> bytes:
+    result = engine.run(sql, limit)
+    return result.encode(took_ms=reading.took_ms, rows_read=reading.examined)

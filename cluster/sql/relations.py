@@ -54,8 +54,12 @@ class Table(NamedTuple):
     #: Whether the scan is in order of `created_ms`, newest first, if it is asked to be.
     newest_first: bool = False
 
-    def offset(self, name: str) -> int:
-        return next(offset for offset, column in enumerate(self.columns) if column.name == name)
+    def column(self, name: str) -> Column:
+        """Raises KeyError."""
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(name)
 
 
 class View(NamedTuple):
@@ -78,10 +82,11 @@ class View(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Which rows and columns of one partition. It travels between nodes, so its fields are plain values."""
+    """Which rows and columns of one partition. It travels between nodes of several releases, so its fields are plain values
+    and names. New fields go to the end, with a default."""
 
     table: str
-    columns: Sequence[int]  # offsets
+    columns: Sequence[str]
     conditions: Sequence[Condition]
     position: bytes = b""  # after which to continue
     newest_first: bool = False
@@ -151,8 +156,8 @@ def _check(column: Column, how: str, value: Any) -> Callable[[Any], bool]:
 def read_slice(table: Table, wanted: Wanted, view: View, limit: int) -> Slice:
     """Examine at most `limit` rows."""
     assert table.scan is not None
-    getters = [table.columns[offset].get for offset in wanted.columns]
-    checks = [_check(table.columns[table.offset(name)], how, value) for name, how, value in wanted.conditions]
+    getters = [table.column(name).get for name in wanted.columns]
+    checks = [_check(table.column(name), how, value) for name, how, value in wanted.conditions]
     rows: list[list[Value]] = []
     positions: list[bytes] = []
     examined = size = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from heapq import merge
 from operator import itemgetter
@@ -102,8 +102,11 @@ class Source:
             )
         try:
             answer = await self._elsewhere(number, METHOD, (number, tuple(wanted), limit))
-        except Refused as refusal:
-            raise Unavailable(f"partition {number} cannot be read: {refusal.message}") from None
+        except ProposalError as error:
+            raise Unavailable(
+                f"partition {number} cannot be read on another node: {error}",
+                "send the query again after the time in Retry-After; `holdfast cluster status` shows nodes and leaders",
+            ) from None
         return Slice(*answer)
 
     async def make_fresh(self, numbers: list[int]) -> None:
@@ -117,9 +120,12 @@ class Source:
             wanted = Wanted(*row)
             table = TABLES[wanted.table]
             if table.scan is None or type(limit) is not int:
-                raise ValueError("no table of partitions")
+                raise ValueError("it is not about rows of a partition")
+            for column in (*wanted.columns, *(column for column, _, _ in wanted.conditions)):
+                table.column(column)
         except (KeyError, TypeError, ValueError) as error:
-            raise Refused("Malformed", f"cannot decode a query of {peer}: {error}") from None
+            why = f"there is no {error} here" if isinstance(error, KeyError) else str(error)
+            raise Refused("Malformed", f"this node cannot answer a query of {peer}: {why}") from None
         if number not in self._hosted:
             raise Refused("NotHosted", f"partition {number} is not here")
         loop = asyncio.get_running_loop()
@@ -150,6 +156,7 @@ class Reading:
         self._rest = Event()
         self._overviews: dict[str, list[list[Value]]] = {}
         self._active: int | None = None
+        self._made_fresh: set[int] = set()
 
     @property
     def took_ms(self) -> int:
@@ -169,7 +176,7 @@ class Reading:
 
     def rows(self, table: Table, wanted: Wanted) -> Iterator[list[Value]]:
         """The rows of a table that may match. Raises Ended."""
-        wanted = wanted._replace(with_ids=self._with_ids, fresh=self._fresh)
+        wanted = wanted._replace(with_ids=self._with_ids)
         if table.scan is None:
             yield from self._whole(table, wanted)
             return
@@ -191,12 +198,16 @@ class Reading:
     def _whole(self, table: Table, wanted: Wanted) -> Iterator[list[Value]]:
         if table.name not in self._overviews:
             self._overviews[table.name] = self._await(self._source.overview(table.name))
+        offsets = [table.columns.index(table.column(name)) for name in wanted.columns]
         for row in self._overviews[table.name]:
             self.examined += 1
-            yield [row[offset] for offset in wanted.columns]
+            yield [row[offset] for offset in offsets]
 
     def _slices(self, number: int, wanted: Wanted) -> Iterator[Slice]:
         limit = SLICE_FIRST
+        if self._fresh and number not in self._made_fresh:  # Once per query, however often it comes back.
+            self._made_fresh.add(number)
+            wanted = wanted._replace(fresh=True)
         asked: Future[Slice] | None = None
         while True:
             if self.must_end():
@@ -232,9 +243,10 @@ class Reading:
             self._active = 0
             for number in range(self._source.count):
                 if self._source.is_here(number):
-                    wanted = Wanted("statistics", (1, 2), ())
-                    part = self._source.read(number, wanted, SLICE_MAX)
-                    self._active += sum(int(count or 0) for status, count in part.rows if status != "completed")
+                    wanted = Wanted("statistics", ("status", "count"), ())
+                    with suppress(NotHosted):
+                        part = self._source.read(number, wanted, SLICE_MAX)
+                        self._active += sum(int(count or 0) for status, count in part.rows if status != "completed")
         return self._active
 
     # -- the event loop ----------------------------------------------------------------------------------------------
