@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import gc
 import tempfile
 import time
 from collections import defaultdict
@@ -19,6 +20,7 @@ from hashlib import blake2b
 
 import lmdb
 
+from holdfast.cluster.partition.changes import Changes, rows_of
 from holdfast.sdk.ids import new_id
 from holdfast.sdk.journal import Op
 from holdfast.statemachine.commands import (
@@ -83,10 +85,13 @@ def measure(name: str, invocations: int, profile: cProfile.Profile | None) -> No
     with tempfile.TemporaryDirectory() as folder:
         env = lmdb.open(folder, map_size=4 << 30, sync=False, metasync=False, writemap=False)
         state = State(0, 1)
+        changes = Changes(0, partitions=8)
         slices: list[list[Command]] = [[Announce(1, "n1")], *workload(name, invocations)]
         decoded = [[decode_command(encode_command(command)) for command in commands] for commands in slices]
+        gc.collect()
+        gc.freeze()  # The commands of the workload are no part of a replica.
         now_ms = 1_700_000_000_000
-        for commands in decoded:
+        for index, commands in enumerate(decoded, 1):
             now_ms += 1
             begin = time.process_time()
             if profile is not None:
@@ -96,7 +101,9 @@ def measure(name: str, invocations: int, profile: cProfile.Profile | None) -> No
                 for command in commands:
                     result = apply(state, now_ms, command)
                     assert result.code == 0, result
+                rows = rows_of(state.take_moved().values())
                 state.flush()
+            changes.extend(index, [(index, rows)] if rows else [])
             state.take_effects()
             if profile is not None:
                 profile.disable()

@@ -44,7 +44,7 @@ def set_status(state: State, record: Invocation, status: Status) -> None:
     counters[status] += 1
     record.status = status
     record.since_ms = state.now_ms
-    state.changed[record.id] = record
+    state.changed[record.id] = state.moved[record.id] = record
 
 
 def begin(state: State, record: Invocation, first: First | None = None) -> None:
@@ -56,7 +56,7 @@ def begin(state: State, record: Invocation, first: First | None = None) -> None:
     record.status = _RUNNING
     record.since_ms = state.now_ms
     record.epoch += 1
-    state.changed[record.id] = record
+    state.changed[record.id] = state.moved[record.id] = record
     state.effects.append(StartAttempt(record.id, record.epoch, first))
 
 

@@ -226,6 +226,7 @@ def admit(state: State, record: Invocation, start_at_ms: int, first: First | Non
     listing.add(state, record)
     if start_at_ms > state.now_ms:
         record.due_ms = start_at_ms
+        state.moved[record.id] = record
         timers.arm(state, timers.of_invocation(start_at_ms, record.id))
     else:
         enter(state, record, first)

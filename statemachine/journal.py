@@ -332,7 +332,7 @@ def record_intent(state: State, command: RecordIntent) -> Result:
     step, size = found
     if steps.is_retrying(step):
         timers.disarm(state, steps.next_try(record, command.step, step))
-    steps.forgive(record, step)
+    steps.forgive(state, record, step)
     step.argument = [command.name]
     steps.stamp(state, record, step)
     steps.store(state, record, command.step, step, size=size)
@@ -406,6 +406,8 @@ def record_run_failure(state: State, command: RecordRunFailure) -> Result:
         state.effects.append(Acknowledge(record.id, record.epoch, record.length))
     if state.level >= 2:
         record.step_failures += 1
+        if record.step_failures == 1:
+            state.moved[record.id] = record  # It is shown as backing off from now on.
     timers.arm(state, timers.of_step(due_ms, record.id, index))
     return OK
 

@@ -62,6 +62,8 @@ class State:
         self.now_ms = 0
         self.invocations: dict[InvocationId, Invocation] = {}
         self.changed: dict[InvocationId, Invocation] = {}
+        #: Those whose status or attempt changed, until `take_moved` or the end of the transaction.
+        self.moved: dict[InvocationId, Invocation] = {}
         self._objects: dict[ObjectId, Object] = {}
         self._changed_objects: dict[ObjectId, Object] = {}
         self._counters: dict[str, list[int]] = {}
@@ -119,6 +121,7 @@ class State:
         for source, sequence in self._taken.items():
             put(TAKEN + partition_bytes(source), pack(sequence))
         self.changed.clear()
+        self.moved.clear()
         self._changed_objects.clear()
         self._forget_small()
         if len(self.invocations) > CACHED_MAX:
@@ -130,6 +133,7 @@ class State:
         """Drop everything decoded, because the transaction was aborted or the state replaced."""
         self.invocations.clear()
         self.changed.clear()
+        self.moved.clear()
         self._objects.clear()
         self._changed_objects.clear()
         self._forget_small()
@@ -146,6 +150,11 @@ class State:
 
     def take_effects(self) -> list[Effect]:
         taken, self.effects = self.effects, []
+        return taken
+
+    def take_moved(self) -> dict[InvocationId, Invocation]:
+        """The invocations whose status or attempt changed, in the order of their first change since the last call."""
+        taken, self.moved = self.moved, {}
         return taken
 
     # -- invocations -------------------------------------------------------------------------------------------------

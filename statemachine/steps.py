@@ -88,10 +88,12 @@ def tries_of(step: Step) -> Tries | None:
     return Tries(*argument[1:]) if step.op == _RUN and len(argument) > _TRIES_MIN else None
 
 
-def forgive(record: Invocation, step: Step) -> None:
+def forgive(state: State, record: Invocation, step: Step) -> None:
     """The failed tries of a step no longer make the invocation look failing."""
     if record.step_failures and step.op == _RUN and len(step.argument) > _TRIES_MIN:
         record.step_failures = max(record.step_failures - step.argument[_FAILURES], 0)
+        if not record.step_failures:
+            state.moved[record.id] = record  # It is no longer shown as backing off.
 
 
 def is_retrying(step: Step) -> bool:
@@ -126,7 +128,7 @@ def unwait(state: State, record: Invocation, index: int, step: Step) -> None:
         timers.disarm(state, next_try(record, index, step))
     state.delete(PENDING + record.id + step_bytes(index))
     record.pending -= 1
-    forgive(record, step)
+    forgive(state, record, step)
 
 
 def pending(state: State, record: Invocation) -> list[int]:
@@ -291,7 +293,7 @@ def decide(state: State, command: DecideStep) -> Result:
     else:
         if is_retrying(step):
             timers.disarm(state, next_try(record, command.step, step))
-        forgive(record, step)
+        forgive(state, record, step)
         step.argument = Tries(0, 0, "", state.now_ms).argument(step.argument[0])
         store(state, record, command.step, step, size=size)
         if record.status == _SUSPENDED:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import lmdb
 
+from holdfast.cluster.partition.changes import Changes, Row, rows_of
 from holdfast.cluster.partition.state import State
 from holdfast.log.engine import Snapshot
 from holdfast.log.errors import NoSpace, ProposalError
@@ -50,6 +51,10 @@ class Flight(NamedTuple):
 Answers: TypeAlias = list[tuple[Flight, list[Result]]]
 
 
+#: What entries changed, by their index.
+Changed: TypeAlias = list[tuple[int, list[Row]]]
+
+
 #: Of the nonce of a process.
 ORIGIN_BYTES: Final = 8
 
@@ -75,6 +80,8 @@ class PartitionMachine:
         #: The snapshot offered to followers that fell behind the log; set by `cluster.snapshotting`.
         self.newest: Snapshot | None = None
         self.entries_applied = self.bytes_applied = 0  # By this process.
+        #: Of invocations, for those who watch.
+        self.changes = Changes(state.applied[0], partitions=partitions)
         self._read_level()
 
     @property
@@ -104,6 +111,7 @@ class PartitionMachine:
         self._core.forget()
         self._leading = 0
         self.state.swap(staged)
+        self.changes.restart(self.state.applied[0])
         self._read_level()
 
     def apply(self, entries: Sequence[Committed]) -> None:
@@ -113,7 +121,7 @@ class PartitionMachine:
             txn = state.begin()
             try:
                 core.begin(txn)
-                leading, answers = self._apply(entries)
+                leading, answers, changes = self._apply(entries)
                 core.flush()
                 state.commit(txn, (entries[-1].index, entries[-1].term), schema=schema_of(core.level))
                 break
@@ -135,6 +143,7 @@ class PartitionMachine:
                 raise
         self._leading = leading
         self._waits = False
+        self.changes.extend(entries[-1].index, changes)
         self.entries_applied += len(entries)
         self.bytes_applied += sum(len(raw) for _, _, commands in entries for raw in commands)
         effects = core.take_effects()
@@ -143,12 +152,13 @@ class PartitionMachine:
         if answers or effects:
             self.deliver(answers, leading, effects if leading else [*replies_of(effects)])
 
-    def _apply(self, entries: Sequence[Committed]) -> tuple[int, Answers]:
-        """(the term in which we lead after these entries or 0, answers to our own proposals)"""
+    def _apply(self, entries: Sequence[Committed]) -> tuple[int, Answers, Changed]:
+        """(the term in which we lead after these entries or 0, answers to our own proposals, changes of invocations)"""
         core, own = self._core, self._own
         leading = self._leading
         answers: Answers = []
-        for _, _, commands in entries:
+        changes: Changed = []
+        for index, _, commands in entries:
             for raw in commands:
                 flight = self.flights.get(sequence_of(raw)) if raw.startswith(own) else None
                 if flight is not None:
@@ -163,7 +173,9 @@ class PartitionMachine:
                         core.effects[:] = replies_of(core.effects)  # The new leader derives the rest from the state.
                 if flight is not None:
                     answers.append((flight, results))
-        return leading, answers
+            if core.moved:
+                changes.append((index, rows_of(core.take_moved().values())))
+        return leading, answers, changes
 
 
 def replies_of(effects: list[Effect]) -> list[Reply]:
