@@ -29,6 +29,7 @@ from holdfast.cluster.errors import (
     TooLarge,
     TooSlow,
     Unauthorized,
+    Unavailable,
     WrongMethod,
     circumstance,
     error_body,
@@ -38,6 +39,7 @@ from holdfast.cluster.http.access import ANYBODY, STRANGER, Access, Principal
 from holdfast.cluster.http.audit import Audit
 from holdfast.cluster.http.browsers import SAFE, Browsers
 from holdfast.cluster.http.sessions import Sessions
+from holdfast.cluster.http.streams import Stream, Streams
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class Answer(NamedTuple):
     id: str | None = None  # for x-holdfast-id
     headers: Mapping[str, str] | None = None
     held: int = 0  # bytes counted against the limit until the answer is sent: its sender calls `Exchange.sent`
+    stream: Stream | None = None  # in place of the body
 
 
 class Body(Protocol):
@@ -193,13 +196,15 @@ class Exchange:
         self.active = 0
         self.active_bytes = 0
         self.refused = 0  # for want of room, since the start
-        self.latency = Histogram()  # seconds from request to answer
+        self.latency = Histogram()  # seconds from request to answer, or to the beginning of a stream
         #: Answers by the first digit of their status. At 0: the client was gone before its answer.
         self.statuses = [0] * 6
+        self.streams = Streams()
 
     def stop(self, why: str = "this node is shutting down") -> None:
         """Accept no new work; waiting clients are asked to retry. The invocations themselves continue."""
         self._stopping = self._stopping or why
+        self.streams.end_all(self._stopping)
         self.handler.stop(self._stopping)
 
     def give_up(self) -> None:
@@ -252,14 +257,12 @@ class Exchange:
             if self._stopping:
                 raise Stopping(self._stopping)
             if self._access is not None:
-                authorization = headers.get("Authorization")
-                if authorization is None and self._sessions is not None and "Cookie" in headers:
-                    await self._use_session(request, self._sessions)
-                else:
-                    request.principal = await self._access.authenticate(authorization)
+                await self._authenticate(request, self._access)
                 if request.principal.roles:
                     recognize()
             answer = await self.handler.handle(request)
+            if answer.stream is not None:
+                self._begin(answer.stream, request)
             held, status = answer.held, answer.status
             return self._share(answer, headers)
         except (Exception, asyncio.CancelledError) as error:
@@ -286,6 +289,31 @@ class Exchange:
             self.statuses[status // 100] += 1
             self.latency.observe(perf_counter() - began)
 
+    async def _authenticate(self, request: Request, access: Access) -> None:
+        authorization = request.headers.get("Authorization")
+        if authorization is None and self._sessions is not None and "Cookie" in request.headers:
+            await self._use_session(request, self._sessions)
+        else:
+            request.principal = await access.authenticate(authorization)
+
+    def _begin(self, stream: Stream, request: Request) -> None:
+        """Let a stream begin, and end it when its sender would no longer be who it is now. Raises Unavailable."""
+        self.streams.enter()
+        access, principal = self._access, request.principal
+        if access is None:
+            return
+
+        async def is_refused() -> bool:
+            try:
+                await self._authenticate(request, access)
+            except Unavailable:
+                return False  # No majority answers, so the token may be valid.
+            except Circumstance:
+                return True
+            return request.principal != principal
+
+        stream.refused = is_refused
+
     async def _use_session(self, request: Request, sessions: Sessions) -> None:
         """A browser adds a cookie to requests of other pages on its host, too. So the cookie alone changes nothing."""
         request.principal = await sessions.authenticate(request.headers)
@@ -311,6 +339,8 @@ class Exchange:
     def sent(self, answer: Answer) -> None:
         """The answer left this node, or its client is gone."""
         self.active_bytes -= answer.held
+        if answer.stream is not None:
+            self.streams.leave()
 
     def _known(self, error: BaseException, request: Request) -> Circumstance:
         if isinstance(error, asyncio.CancelledError):

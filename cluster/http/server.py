@@ -17,6 +17,7 @@ from holdfast.cluster.http import descriptors
 from holdfast.cluster.http.bodies import AiohttpBody
 from holdfast.cluster.http.doors import Client, Door
 from holdfast.cluster.http.exchange import JSON, Answer, Exchange
+from holdfast.cluster.http.streams import Stream
 
 logger = logging.getLogger(__name__)
 #: How long a client may take to read a large answer.
@@ -28,6 +29,7 @@ SENT_ALONE_BYTES: Final = 1024 * 1024  # A larger answer counts as in progress u
 IDLE_S: Final = 75.0
 LINGER_S: Final = 5.0  # How long the rest of a body that nobody wants is read, so that its client sees the answer.
 ANSWER_S: Final = 2.0  # How long clients of a stopping node have to receive their last answers.
+LEAVING: Final = "this node is shutting down"
 REFUSE_S: Final = 0.1  # Before requests in progress that cannot succeed any more are abandoned.
 
 
@@ -93,6 +95,7 @@ class HttpServer:
         web_server.source = self.exchange.source
         web_server.headers = self.exchange.browsers.headers
         most = self._connections_max()
+        self.exchange.streams.limit(most)
         door = Door(
             web_server,
             web_server.connection,
@@ -123,12 +126,14 @@ class HttpServer:
         return self._door.connections if self._door is not None else 0
 
     def leave(self) -> None:
-        """Close connections after their next answer, or when they are idle. New ones are still accepted."""
+        """End all streams. Close connections after their next answer, or when they are idle. New ones are still accepted."""
+        self.exchange.streams.end_all(LEAVING)
         if self._door is not None:
             self._door.leave()
 
     async def finish(self, seconds: float) -> None:
         """Accept no more connections, and finish the requests in progress."""
+        self.exchange.streams.end_all(LEAVING)
         if self._door is not None:
             await self._door.finish(seconds)
 
@@ -163,6 +168,8 @@ class HttpServer:
             gone=lambda: request.transport is None or request.transport.is_closing(),
         )
         try:
+            if answer.stream is not None:
+                return await self._stream(request, answer, answer.stream)
             response = await self._respond(request, answer)
             if body.is_awaited:
                 # The client has not sent its body. It is unknown whether it still will, so the next bytes of this
@@ -176,16 +183,10 @@ class HttpServer:
             self.exchange.sent(answer)
 
     async def _respond(self, request: web.BaseRequest, answer: Answer) -> web.Response:
-        status, body, content_type, id_, headers, held = answer
-        sent = {"Content-Type": content_type, "Server": "holdfast", **self.exchange.browsers.headers}
-        if id_ is not None:
-            sent["x-holdfast-id"] = id_
-        if headers is not None:
-            sent.update(headers)
-        response = web.Response(body=body, status=status, headers=sent)
+        response = web.Response(body=answer.body, status=answer.status, headers=self._headers(answer))
         if self._door is None or self._door.leaving:
             response.force_close()
-        if held > SENT_ALONE_BYTES:
+        if answer.held > SENT_ALONE_BYTES:
             try:
                 async with asyncio.timeout(SEND_S):
                     await response.prepare(request)
@@ -194,3 +195,31 @@ class HttpServer:
                 if request.transport is not None:
                     request.transport.abort()
         return response
+
+    async def _stream(self, request: web.BaseRequest, answer: Answer, stream: Stream) -> web.StreamResponse:
+        """The last answer of its connection, because the end of the stream may be that of the node."""
+        headers = {**self._headers(answer), "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        response = web.StreamResponse(status=answer.status, headers=headers)
+        response.force_close()
+
+        def is_gone() -> bool:
+            return request.transport is None or request.transport.is_closing()
+
+        try:
+            await response.prepare(request)
+            if not await self.exchange.streams.run(stream, response.write, is_gone):
+                raise ConnectionResetError("the client is gone, or does not read")
+            async with asyncio.timeout(ANSWER_S):
+                await response.write_eof()
+        except (ConnectionError, TimeoutError):
+            if request.transport is not None:
+                request.transport.abort()
+        return response
+
+    def _headers(self, answer: Answer) -> dict[str, str]:
+        sent = {"Content-Type": answer.content_type, "Server": "holdfast", **self.exchange.browsers.headers}
+        if answer.id is not None:
+            sent["x-holdfast-id"] = answer.id
+        if answer.headers is not None:
+            sent.update(answer.headers)
+        return sent

@@ -22,9 +22,10 @@ REFUSED = Health("n1", "dp_1", "http://10.0.0.9:22", 5, 3, "Connect call failed 
 def asked_by(*roles: str) -> AdminRequest:
     principal: Any = Principal("t1", "ada", roles)
     nothing: Any = None
-    return AdminRequest(
-        Request(exchange=nothing, method="GET", target="/", headers={}, body=nothing, principal=principal), {}, {}
+    request = Request(
+        exchange=nothing, method="GET", target="/", headers={}, body=nothing, principal=principal, gone=lambda: False
     )
+    return AdminRequest(request, {}, {})
 
 
 @pytest.mark.parametrize(
