@@ -12,6 +12,7 @@ from holdfast.cluster.admin.app import Admin, NodeAdmin
 from holdfast.cluster.admin.audit import AuditAdmin
 from holdfast.cluster.admin.cluster import ClusterAdmin
 from holdfast.cluster.admin.deployments import DeploymentAdmin
+from holdfast.cluster.admin.events import EventAdmin
 from holdfast.cluster.admin.healths import Healths
 from holdfast.cluster.admin.identity import IdentityAdmin
 from holdfast.cluster.admin.invocations import InvocationAdmin
@@ -107,6 +108,7 @@ class Doors:
                 snapshots=ground.snapshots,
                 backups=serving.backups,
             ),
+            EventAdmin(config.node, serving.feed),
             TokenAdmin(registry, now_ms),
             AuditAdmin(registry, self.audit, now_ms),
             IdentityAdmin(serving.identity),

@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from holdfast.cluster.backup.job import Backups
+from holdfast.cluster.events.feed import Feed
+from holdfast.cluster.events.remote import Remote
+from holdfast.cluster.events.signals import Signals
 from holdfast.cluster.ground import Ground
 from holdfast.cluster.groups import FIRST_PARTITION_GROUP, META_GROUP
 from holdfast.cluster.ingress.ingress import Ingress
@@ -38,6 +41,7 @@ class Serving:
         self._make_members()
         self._make_leading()
         self._make_clients(closed)
+        self._make_feed()
 
     def _make_routing(self) -> None:
         ground, meta, hosted = self._ground, self._ground.meta, self._ground.replicas.hosted
@@ -168,6 +172,27 @@ class Serving:
             closed=closed,
         )
 
+    def _make_feed(self) -> None:
+        ground, meta, hosted = self._ground, self._ground.meta, self._ground.replicas.hosted
+        #: The events for those who watch.
+        self.feed = Feed(
+            ground.record.partitions,
+            hosted,
+            Remote(ground.rpc, hosted, replicas=meta.replicas, connected=ground.log.connected),
+            Signals(meta, cluster=self._seen_of_cluster, healths=ground.healths.everywhere),
+            identity=lambda: f"{ground.config.cluster}-{meta.identity}",
+        )
+
+    def _seen_of_cluster(self) -> object:
+        """What operators see of the cluster and this node alone knows."""
+        ground = self._ground
+        return (
+            [self.router.leader(number) for number in range(ground.record.partitions)],
+            [self._meta_group().leader, *sorted(ground.log.connected())],
+            [self.health.unhealthy(), *self.health.warnings()],
+            dict(ground.releases.known),
+        )
+
     # -- life --------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -224,6 +249,7 @@ class Serving:
         self.leaderships.stop_beginning()
 
     async def stop(self) -> None:
+        await self.feed.stop()
         await self.controller.stop()
         await self._ground.releases.stop()
         await self.handover.stop()

@@ -61,7 +61,7 @@ MAY_IMPORT_BESIDE: dict[str, tuple[str, ...]] = {
 # Inside cluster/, a layer may import itself and those before it. Modules beside the packages are leaves, except those named.
 LAYERS: tuple[str, ...] = (
     "peers", "partition", "environment", "snapshotting", "values", "registry", "routing", "handlers", "leading", "http",
-    "ingress", "members", "backup", "admin", "sql", "observe", "ground", "serving", "doors", "node",
+    "ingress", "members", "backup", "events", "admin", "sql", "observe", "ground", "serving", "doors", "node",
 )  # fmt: skip
 
 # The state machine may import these and nothing else: none of them has a clock, a random number or a door to the world.

@@ -230,6 +230,7 @@ UNNAMED = {
     ("statemachine/steps.py", "SendCompletion"): "the same effect",
     ("cluster/admin/audit.py", "Parameters"): "takes any number of names",
     ("cluster/admin/invocations.py", "Parameters"): "takes any number of names",
+    ("cluster/admin/events.py", "Parameters"): "takes any number of names",
     ("cluster/admin/routes.py", "Route"): "a table: every row has the same columns",
     ("cluster/admin/waiting.py", "Parameters"): "takes any number of names",
     ("cluster/ingress/routes.py", "Route"): "the same",

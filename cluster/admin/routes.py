@@ -289,6 +289,29 @@ ROUTES: Final = (
     ),
     Route(
         "GET",
+        "/events",
+        "events",
+        "Changes of invocations, cluster and deployments as they happen: server-sent events, which can be resumed",
+        READ,
+        (
+            Parameter("kinds", "of events, separated by commas: invocation, cluster, deployments; all if not given"),
+            Parameter("service", "events of invocations of this service"),
+            Parameter("handler", "events of invocations of this handler"),
+            Parameter("key", "events of invocations of this key of a virtual object or workflow"),
+            Parameter("id", "events of this invocation"),
+            Parameter(
+                "status",
+                "events of invocations that came to one of these statuses, separated by commas, as in /invocations",
+            ),
+            Parameter("after", "continue after the event with this id, on any node; so does the header Last-Event-ID"),
+        ),
+        answers=(
+            (200, "text/event-stream, without an end"),
+            (503, "too many streams are open on this node, or it is stopping"),
+        ),
+    ),
+    Route(
+        "GET",
         "/cluster",
         "cluster",
         "Nodes, partitions, leaders, lags, snapshots; `linearizable` says which parts include every change acknowledged "

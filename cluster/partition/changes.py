@@ -70,8 +70,12 @@ def rows_of(moved: Iterable[Invocation]) -> list[Row]:
     ]  # fmt: skip
 
 
+#: The index of an entry, the number of the change in it (from 1), and the change.
+Numbered: TypeAlias = tuple[int, int, Row]
+
+
 class Slice(NamedTuple):
-    rows: Sequence[tuple[int, int, Row]]  # The index of the entry, the number of the change in it (from 1), the change.
+    rows: Sequence[Numbered]
     position: Position  # after them
     lost: bool = False  # Changes between the position that was asked for and this one are not known any more.
 
@@ -118,11 +122,11 @@ class Changes:
         first = len(entries)
         while first and entries[first - 1][0] >= index:  # From the end: nearly every reader is close to it.
             first -= 1
-        found: list[tuple[int, int, Row]] = []
+        found: list[Numbered] = []
         for at, rows in islice(entries, first, None):
             skipped = number if at == index else 0
             for offset, row in enumerate(rows[skipped:], skipped + 1):
                 if len(found) == limit:
-                    return Slice(found, found[-1][:2])
+                    return Slice(found, found[-1][:2] if found else position)
                 found.append((at, offset, row))
         return Slice(found, end)

@@ -1,0 +1,1 @@
+"""What changes in the cluster, as events for those who watch it."""
