@@ -10,7 +10,8 @@ import json
 import os
 import ssl
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
@@ -46,6 +47,10 @@ class Failed(click.ClickException):
             click.echo(f"  - {printable(str(detail))}", err=True)
         if self.hint:
             click.echo(f"{click.style('Hint:', fg='yellow')} {printable(str(self.hint))}", err=True)
+
+
+class Unanswered(Failed):
+    """No node answers, or it cannot now: the same request may succeed later."""
 
 
 class Answer(NamedTuple):
@@ -161,34 +166,83 @@ def ask(
     timeout_s: float | None = 60.0,
 ) -> Answer:
     """The answer, whatever its status. Raises Failed if there is none."""
+    request = _request(url, method, where, parameters=parameters, body=body, headers=headers)
+    try:
+        with _open(url, request, timeout_s) as response:
+            answer = Answer(response.status, dict(response.headers), response.read())
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _unanswered(url, error) from None
+    global _answered
+    _answered = url
+    return answer
+
+
+def lines(
+    url: str,
+    where: str,
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+    silence_s: float,
+) -> Iterator[str]:
+    """The lines of an answer that goes on, until it ends, breaks, or is silent for so long. Raises Unanswered if there is no
+    answer, and Failed for an error."""
+    request = _request(url, "GET", where, parameters=parameters, headers=headers)
+    try:
+        response = _open(url, request, silence_s)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _unanswered(url, error) from None
+    with response:
+        if response.status >= 400:
+            answer = Answer(response.status, dict(response.headers), response.read())
+            try:
+                checked(answer)
+            except Failed as error:
+                raise (Unanswered(error.message, error.hint) if response.status == 503 else error) from None
+        with suppress(OSError, http.client.HTTPException):
+            for raw in response:
+                yield raw.decode(errors="replace").rstrip("\r\n")
+
+
+def _request(
+    url: str,
+    method: str,
+    where: str,
+    *,
+    parameters: Mapping[str, Any] | None,
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None,
+) -> urllib.request.Request:
     refuse_credentials(url, "give the token with --token-file or HOLDFAST_TOKEN")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise Failed(f"{url!r} is not the address of a node", "for example http://127.0.0.1:9070")
     given = {name: value for name, value in (parameters or {}).items() if value is not None}
     full = url.rstrip("/") + where + (f"?{urlencode(given)}" if given else "")
-    request = urllib.request.Request(full, data=body, method=method, headers=_with_token(url, headers))  # noqa: S310 - checked above
-    try:
-        opener = _secure_opener() if parts.scheme == "https" else _OPENER
-        with opener.open(request, timeout=timeout_s) as response:
-            if 300 <= response.status < 400:
-                raise _redirected(url, response.status, response.headers.get("Location"))
-            answer = Answer(response.status, dict(response.headers), response.read())
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, ssl.SSLError):
-            raise _untrusted(url, reason) from None
-        ended = isinstance(reason, ConnectionError) and not isinstance(reason, ConnectionRefusedError)
-        if parts.scheme == "https" and ended and _certificates[1] is None:
-            raise _wants_certificate(url) from None
-        raise Failed(
-            f"no node answers at {url}: {reason}",
-            "is it running (holdfast dev)? Another address: --admin-url and --ingress-url, "
-            "or HOLDFAST_ADMIN_URL and HOLDFAST_INGRESS_URL",
-        ) from None
-    global _answered
-    _answered = url
-    return answer
+    return urllib.request.Request(full, data=body, method=method, headers=_with_token(url, headers))  # noqa: S310 - checked above
+
+
+def _open(url: str, request: urllib.request.Request, timeout_s: float | None) -> http.client.HTTPResponse:
+    opener = _secure_opener() if request.type == "https" else _OPENER
+    response: http.client.HTTPResponse = opener.open(request, timeout=timeout_s)
+    if 300 <= response.status < 400:
+        with response:
+            raise _redirected(url, response.status, response.headers.get("Location"))
+    return response
+
+
+def _unanswered(url: str, error: Exception) -> Failed:
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, ssl.SSLError):
+        return _untrusted(url, reason)
+    ended = isinstance(reason, ConnectionError) and not isinstance(reason, ConnectionRefusedError)
+    if url.startswith("https:") and ended and _certificates[1] is None:
+        return _wants_certificate(url)
+    return Unanswered(
+        f"no node answers at {url}: {reason}",
+        "is it running (holdfast dev)? Another address: --admin-url and --ingress-url, "
+        "or HOLDFAST_ADMIN_URL and HOLDFAST_INGRESS_URL",
+    )
 
 
 def _with_token(url: str, headers: Mapping[str, str] | None) -> dict[str, str]:

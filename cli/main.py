@@ -20,6 +20,7 @@ from holdfast.cli.cert import cert
 from holdfast.cli.cluster import cluster
 from holdfast.cli.config import config
 from holdfast.cli.deployments import deployments, services
+from holdfast.cli.events import events
 from holdfast.cli.identity import identity
 from holdfast.cli.invocations import invocations
 from holdfast.cli.objects import state
@@ -153,6 +154,7 @@ for command in (
     invocations,
     statistics,
     waiting,
+    events,
     state,
     sql,
     cluster,
