@@ -64,6 +64,10 @@ def status(admin_url: str, as_json: bool) -> None:
         ),
         empty="There are no partitions.",
     )
+    for each in shown.get("pauses") or ():
+        where = "everything" if each["service"] is None else f"service {each['service']}"
+        where = where if each["key"] is None else f"key {each['key']!r} of {each['service']}"
+        click.echo(f"\nPaused: {where}, by {each['by']} since {each['since']}: {each['reason']}")
     behind = _behind(shown)
     if behind:
         click.echo(f"\n{behind}")

@@ -25,6 +25,7 @@ from holdfast.cli.identity import identity
 from holdfast.cli.invocations import invocations
 from holdfast.cli.objects import state
 from holdfast.cli.output import json_option, print_json
+from holdfast.cli.pauses import pause, resume
 from holdfast.cli.run import dev, serve
 from holdfast.cli.snapshots import snapshot
 from holdfast.cli.sql import sql
@@ -162,6 +163,8 @@ for command in (
     snapshot,
     token,
     identity,
+    pause,
+    resume,
     profiles.profile,
     audit,
     cert,

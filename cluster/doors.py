@@ -19,6 +19,7 @@ from holdfast.cluster.admin.invocations import InvocationAdmin
 from holdfast.cluster.admin.objects import ObjectAdmin
 from holdfast.cluster.admin.overview import Overview
 from holdfast.cluster.admin.pages import Pages
+from holdfast.cluster.admin.pauses import PauseAdmin
 from holdfast.cluster.admin.statistics import StatisticsAdmin
 from holdfast.cluster.admin.tokens import TokenAdmin
 from holdfast.cluster.admin.waiting import WaitingAdmin
@@ -113,6 +114,7 @@ class Doors:
             AuditAdmin(registry, self.audit, now_ms),
             IdentityAdmin(serving.identity),
             SqlAdmin(self.queries),
+            PauseAdmin(registry),
         ]
         admin = Admin(parts, removed=lambda: ground.removal.why)
         self.admin = HttpServer(

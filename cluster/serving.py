@@ -287,6 +287,7 @@ class Serving:
         self.leaderships.raise_level()
         self._ground.log.loop.call_soon(self._update_members)
         self._ground.log.loop.call_soon(self._ground.invoker.deployments_changed)
+        self._ground.log.loop.call_soon(self._ground.invoker.pauses.changed)
 
     def _changed(self) -> None:
         self.handover.changed()

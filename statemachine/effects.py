@@ -40,6 +40,7 @@ class RecoverAttempt(NamedTuple):
     service: str
     handler: str
     deployment: str | None  # None: it is not pinned yet.
+    key: str | None = None
 
 
 class Acknowledge(NamedTuple):

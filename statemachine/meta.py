@@ -21,6 +21,7 @@ from holdfast.statemachine.effects import Code, Result
 from holdfast.statemachine.identity import AddIdentityKey, Identity, RetireIdentityKey
 from holdfast.statemachine.levels import FIRST, LEVEL, TooNew, trimmed
 from holdfast.statemachine.members import AssignPartition, Membership, PutNode, SetNodeState
+from holdfast.statemachine.pauses import Halt, Pauses, Release
 
 KINDS_OF_SERVICE: Final = ("service", "object", "workflow")
 MODES_OF_HANDLER: Final = ("plain", "exclusive", "shared", "main")
@@ -176,6 +177,8 @@ MetaCommand: TypeAlias = (
     | RecordActs
     | AddIdentityKey
     | RetireIdentityKey
+    | Halt
+    | Release
 )
 
 #: Numbers never change: later releases replay logs that were written today.
@@ -196,6 +199,8 @@ NUMBERS: Final[dict[type[Any], int]] = {
     RecordActs: 14,
     AddIdentityKey: 15,
     RetireIdentityKey: 16,
+    Halt: 17,
+    Release: 18,
 }
 KINDS: Final = {number: kind for kind, number in NUMBERS.items()}
 #: The defaults of the fields that a command or record got in level 2. They are left out while they have their defaults.
@@ -261,6 +266,7 @@ class MetaState:
         self.tokens = Tokens()
         self.trail = Trail()
         self.identity = Identity()
+        self.pauses = Pauses()
 
     def current(self, service: str) -> Deployment | None:
         """The deployment that new invocations of a service use."""
@@ -273,8 +279,8 @@ class MetaState:
 
 
 def encode_state(state: MetaState) -> bytes:
-    """For backups. Tokens, the audit trail and the identity are not part of it: they belong to one cluster, and a cluster made
-    from a backup is another one."""
+    """For backups. Tokens, the audit trail, the identity and pauses are not part of it: they belong to one cluster, and a
+    cluster made from a backup is another one."""
     packed: bytes = msgpack.packb(
         (
             state.cluster,
@@ -344,6 +350,10 @@ def apply(state: MetaState, now_ms: int, command: MetaCommand) -> Outcome:
         return Outcome(state.identity.add(command, state.now_ms))
     if type(command) is RetireIdentityKey:
         return Outcome(state.identity.retire(command))
+    if type(command) is Halt:
+        return Outcome(state.pauses.halt(command, state.now_ms))
+    if type(command) is Release:
+        return Outcome(state.pauses.release(command))
     if state.partitions:
         return Outcome(Result(Code.UNCHANGED, f"the cluster has {state.partitions} partitions"))
     if type(command) is RestoreDeployment:

@@ -409,6 +409,7 @@ def pending_effects(txn: ReadTxn, after_id: bytes, limit: int) -> tuple[list[Eff
                     service=record.service,
                     handler=record.handler,
                     deployment=record.deployment,
+                    key=record.key,
                 )
             )
         if looked_at >= limit:

@@ -93,7 +93,9 @@ class InvocationAdmin:
         description = await self._reader.describe(id_)
         if description is None:
             raise UnknownInvocation(f"there is no invocation {format_id(id_)}")
-        return json_answer(200, show_description(description, await self._health_for(request, description.record)))
+        record = description.record
+        standing = self._registry.state.pauses.covering(record.service, record.key)
+        return json_answer(200, show_description(description, await self._health_for(request, record), standing))
 
     async def _health_for(self, request: AdminRequest, record: Invocation) -> Sequence[Health]:
         """Of the deployment that will run an invocation: the one it is pinned to, or the one for new invocations."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from holdfast.cluster.admin.views import show_pause
 from holdfast.cluster.config import Config
 from holdfast.cluster.groups import META_GROUP
 from holdfast.cluster.members.controller import Controller
@@ -59,6 +60,7 @@ class Overview(NamedTuple):
             "answered_by": self.config.node,
             "linearizable": {"nodes": fresh, "members": fresh, "leaders": False, "lags": False},
             "changing": changing or None,
+            "pauses": [show_pause(each) for each in self.meta.state.pauses.by_scope.values()],
             "replication": membership.replication,
             "level": self.meta.state.level,
             "nodes": self._nodes(reasons=reasons),

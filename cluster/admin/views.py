@@ -31,6 +31,7 @@ from holdfast.statemachine.effects import STATUS_NAMES, Status
 from holdfast.statemachine.history import ENDED_NAMES, EndedAttempt
 from holdfast.statemachine.meta import Deployment, Handler, MetaState, Service
 from holdfast.statemachine.ops import ROWS
+from holdfast.statemachine.pauses import Standing, why_paused
 from holdfast.statemachine.queries import ShownFailure, completed_ms, shown_status
 from holdfast.statemachine.records import END_NAMES, Invocation, Object
 from holdfast.statemachine.survey import Queue
@@ -141,17 +142,37 @@ def why_down(healths: Sequence[Health]) -> str | None:
     )
 
 
-def show_description(description: Description, healths: Sequence[Health] = ()) -> dict[str, Any]:
-    """`healths`: of the deployment that will run it."""
+def show_pause(standing: Standing) -> dict[str, Any]:
+    service, key = standing.scope
+    return {
+        "service": service or None,
+        "key": key,
+        "by": standing.by,
+        "since": show_time(standing.since_ms),
+        "reason": standing.reason,
+        "stop": standing.recall,
+    }
+
+
+def _why_not_running(description: Description, healths: Sequence[Health], standing: Standing | None) -> str | None:
+    record = description.record
+    if standing is not None and record.status != Status.COMPLETED:
+        going_on = "An attempt that runs goes on until it suspends." if record.status == Status.RUNNING else ""
+        return " ".join(filter(None, (why_paused(standing), description.why_not_running or going_on)))
+    return (why_down(healths) if record.status == Status.RUNNING else None) or description.why_not_running or None
+
+
+def show_description(
+    description: Description, healths: Sequence[Health] = (), standing: Standing | None = None
+) -> dict[str, Any]:
+    """`healths`: of the deployment that will run it. `standing`: the pause that covers it."""
     record = description.record
     due = show_time(record.due_ms)
     failure = description.last_failure
     return {
         **show_invocation(record, description.failure),
         "mode": MODE_NAMES[record.mode],
-        "why_not_running": (why_down(healths) if record.status == Status.RUNNING else None)
-        or description.why_not_running
-        or None,
+        "why_not_running": _why_not_running(description, healths, standing),
         "starts_at": due if record.status == Status.SCHEDULED else None,
         "next_attempt_at": due if record.status == Status.BACKING_OFF else None,
         "forgotten_at": due if record.status == Status.COMPLETED else None,

@@ -23,6 +23,7 @@ from holdfast.cluster.handlers.endpoint import Endpoint
 from holdfast.cluster.handlers.failures import Failures
 from holdfast.cluster.handlers.large import LargeOutcome
 from holdfast.cluster.handlers.openings import NO_STATE, eager_state, opening_of, opening_of_first
+from holdfast.cluster.handlers.pauses import Withholding
 from holdfast.cluster.handlers.protocols.table import Protocols
 from holdfast.cluster.handlers.queue import ALONE
 from holdfast.cluster.handlers.timings import Timings
@@ -101,6 +102,7 @@ class Invoker:
         self._loop = asyncio.get_running_loop()
         self._deployments: set[str] = set()
         self._closing = Tasks()
+        self.pauses = Withholding(self, lambda: registry.state.pauses)
         self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
 
     # -- effects -----------------------------------------------------------------------------------------------------
@@ -121,14 +123,16 @@ class Invoker:
         deployment = None
         losses = 0
         if first is not None:
-            service, handler = first.service, first.handler
+            service, handler, key = first.service, first.handler, first.key
         else:
             with owner.partition.state.read() as txn:
                 record = queries.load(txn, effect.id)
             if record is None or record.epoch != effect.epoch or record.status != Status.RUNNING:
                 return
-            service, handler, deployment = record.service, record.handler, record.deployment
+            service, handler, key, deployment = record.service, record.handler, record.key, record.deployment
             losses = record.losses
+        if self.pauses.withholds(owner, effect, service, key):
+            return
         target = self.find(service, handler, deployment)
         if target is not None:
             now = self._loop.time()
@@ -195,7 +199,8 @@ class Invoker:
         attempt = self.attempts.get(invocation)
         if attempt is not None and attempt.epoch >= epoch:
             return True
-        return any(endpoint.queued(invocation, epoch) for endpoint in self.endpoints.values())
+        queued = any(endpoint.queued(invocation, epoch) for endpoint in self.endpoints.values())
+        return queued or self.pauses.has(invocation, epoch)
 
     @property
     def congested(self) -> bool:
@@ -253,6 +258,8 @@ class Invoker:
             record = queries.load(txn, ident)
             if record is None or record.epoch != epoch or record.status != Status.RUNNING:
                 return None
+            if self.pauses.withholds(owner, StartAttempt(ident, epoch), record.service, record.key):
+                return None  # The pause began while it waited.
             target = self.find(record.service, record.handler, record.deployment)
             if target is None or target.deployment != deployment:
                 # A deployment came or went while it waited.
@@ -572,6 +579,7 @@ class Invoker:
             self.drop(attempt, "the partition has another leader")
         for endpoint in self.endpoints.values():
             endpoint.forget(owner)
+        self.pauses.forget(owner)
 
     def refuse_all(self) -> None:
         """Start no more attempts."""

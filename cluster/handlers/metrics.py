@@ -59,6 +59,14 @@ def of_handlers(invoker: Invoker) -> Iterator[Metric]:
         seconds = HistogramMetricFamily(name, about)
         seconds.add_metric([], histogram.cumulative(), histogram.sum)
         yield seconds
+    yield GaugeMetricFamily(
+        "holdfast_pauses",
+        "Pauses in force, of keys, services or everything: see `holdfast pause --list`.",
+        len(invoker.registry.state.pauses.by_scope),
+    )
+    yield GaugeMetricFamily(
+        "holdfast_attempts_withheld", "Attempts that this node does not start because of a pause.", len(invoker.pauses)
+    )
     yield CounterMetricFamily("holdfast_invoker_frames_in", "Frames received from endpoints.", invoker.frames_in)
     yield GaugeMetricFamily(
         "holdfast_blobs_staging_bytes",

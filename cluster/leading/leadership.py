@@ -285,6 +285,8 @@ class Leadership:
             self._begin_scan()
 
     def _recover(self, effect: RecoverAttempt) -> None:
+        if self._invoker.pauses.skips(self, effect):
+            return
         target = self._invoker.find(effect.service, effect.handler, effect.deployment)
         if not self._search.covers(None if target is None else target.deployment):
             return

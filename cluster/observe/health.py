@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from holdfast.cluster.certificates import Certificates
 from holdfast.cluster.members.handover import Handover
 from holdfast.cluster.members.removal import Removal
@@ -10,6 +12,9 @@ from holdfast.cluster.routing.arrears import Arrears
 from holdfast.cluster.routing.router import Router
 from holdfast.log.node import LogNode
 from holdfast.statemachine.members import REMOVED
+from holdfast.statemachine.pauses import describe, resume_command
+
+PAUSES_SHOWN: Final = 5
 
 
 class Health:
@@ -75,6 +80,13 @@ class Health:
             found.append(f"no disk space on this node, so it leads no partitions: {full}")
         elsewhere = sorted(self._handover.full - {self._node})
         found += [f"the disk of {name} is full, so it leads no partitions" for name in elsewhere]
+        return found + self._pauses()
+
+    def _pauses(self) -> list[str]:
+        standing = list(self._meta.state.pauses.by_scope.values())
+        found = [f"{describe(each)}; `{resume_command(each.scope)}` ends it" for each in standing[:PAUSES_SHOWN]]
+        if len(standing) > PAUSES_SHOWN:
+            found.append(f"{len(standing) - PAUSES_SHOWN} more pauses are in force: `holdfast pause --list` shows them")
         return found
 
     @property

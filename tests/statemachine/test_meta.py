@@ -26,6 +26,7 @@ from holdfast.statemachine.meta import (
     RemoveDeployment,
     Service,
 )
+from holdfast.statemachine.pauses import Halt, Release
 
 OLD, NEW = "http://old:9080", "http://new:9080"
 
@@ -359,6 +360,8 @@ commands: st.SearchStrategy[MetaCommand] = st.one_of(
         known=st.lists(st.sampled_from(["k1", "k2", "k3"]), max_size=2),
     ),
     st.builds(RetireIdentityKey, id=st.sampled_from(["k1", "k2", "k3"])),
+    st.builds(Halt, names, st.none() | names, by=names, reason=names, recall=st.booleans()),
+    st.builds(Release, names, st.none() | names),
 )
 
 
@@ -375,7 +378,7 @@ def test_any_log_gives_the_same_state_live_from_bytes_and_from_a_snapshot(
             left_out = replayed
             replayed = meta.decode_state(meta.encode_state(replayed))
             replayed.tokens, replayed.trail = left_out.tokens, left_out.trail
-            replayed.identity = left_out.identity
+            replayed.identity, replayed.pauses = left_out.identity, left_out.pauses
 
         first: Outcome = meta.apply(live, number, command)
         second = meta.apply(replayed, number, meta.decode(raw).command)
@@ -384,6 +387,7 @@ def test_any_log_gives_the_same_state_live_from_bytes_and_from_a_snapshot(
         assert live.tokens.by_id == replayed.tokens.by_id
         assert live.trail.newest_first() == replayed.trail.newest_first()
         assert live.identity.keys == replayed.identity.keys
+        assert live.pauses.by_scope == replayed.pauses.by_scope
         assert meta.encode_state(live) == meta.encode_state(replayed)
         for name, offers in live.offers.items():
             assert offers and len(set(offers)) == len(offers)

@@ -1,0 +1,110 @@
+"""`holdfast pause` and `holdfast resume`: keep the cluster from starting anything of a key, a service, or at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from holdfast.cli import client
+from holdfast.cli.output import admin_option, age, json_option, print_json, table
+
+
+@click.command()
+@click.option("--all", "everything", is_flag=True, help="Pause everything.")
+@click.option("--service", help="Pause this service.")
+@click.option("--key", help="Pause only this key of the service.")
+@click.option("--reason", help="Why, for those who ask what is going on.")
+@click.option("--stop", is_flag=True, help="Also ask running attempts to suspend.")
+@click.option("--list", "listed", is_flag=True, help="Show what is paused.")
+@admin_option
+@json_option
+def pause(
+    everything: bool,
+    service: str | None,
+    key: str | None,
+    reason: str | None,
+    stop: bool,
+    listed: bool,
+    admin_url: str,
+    as_json: bool,
+) -> None:
+    """Start no attempts of a key, a service or everything, until `holdfast resume`.
+
+    Requests are accepted and wait; nothing is lost. Attempts that run go on until they suspend or end.
+
+    \b
+    holdfast pause --service shop --reason "the payment provider is down"
+    holdfast pause --all --stop --reason "incident 4711"
+    """
+    if listed:
+        if everything or service is not None or key is not None or reason is not None or stop:
+            raise click.UsageError("--list takes no other options")
+        _list(admin_url, as_json)
+        return
+    scope = _scope(everything, service, key)
+    if reason is None:
+        raise click.UsageError(
+            '--reason is missing: it tells others why nothing starts, as in --reason "incident 4711"'
+        )
+    value = {**scope, "reason": reason, **({"stop": True} if stop else {})}
+    shown = client.admin(admin_url, "POST", "/pauses", value=value)
+    if as_json:
+        print_json(shown)
+        return
+    click.echo(
+        f"Paused {_name(shown)}. Requests are accepted and wait. `holdfast resume` with the same options ends it."
+    )
+
+
+@click.command()
+@click.option("--all", "everything", is_flag=True, help="End the pause of everything.")
+@click.option("--service", help="End the pause of this service.")
+@click.option("--key", help="End the pause of this key of the service.")
+@admin_option
+@json_option
+def resume(everything: bool, service: str | None, key: str | None, admin_url: str, as_json: bool) -> None:
+    """End a pause. What waited starts at once, unless another pause covers it.
+
+    A pause of everything, one of a service and one of a key are three: each is ended by itself.
+    """
+    done = client.admin(admin_url, "DELETE", "/pauses", value=_scope(everything, service, key))
+    if as_json:
+        print_json(done)
+        return
+    click.echo(f"Resumed {done['resumed']}.")
+    left = _rows(done["still_paused"])
+    if left:
+        click.echo(
+            f"Still paused: {', '.join(_name(each) for each in left[:10])}{' and more' if len(left) > 10 else ''}."
+        )
+
+
+def _scope(everything: bool, service: str | None, key: str | None) -> dict[str, str]:
+    if everything == (service is not None):
+        raise click.UsageError("say what: either --all, or --service NAME (and --key KEY for one key of it)")
+    if everything and key is not None:
+        raise click.UsageError("--key needs --service: keys belong to services")
+    return {name: value for name, value in (("service", service), ("key", key)) if value is not None}
+
+
+def _list(admin_url: str, as_json: bool) -> None:
+    shown = client.admin(admin_url, "GET", "/pauses")
+    if as_json:
+        print_json(shown)
+        return
+    table(
+        ("PAUSED", "BY", "FOR", "REASON"),
+        ((_name(each), each["by"], age(each["since"]), each["reason"]) for each in _rows(shown)),
+        empty="Nothing is paused.",
+    )
+
+
+def _rows(shown: Any) -> list[Any]:
+    return [*([shown["all"]] if shown["all"] else []), *shown["services"], *shown["keys"]]
+
+
+def _name(shown: Any) -> str:
+    if shown["service"] is None:
+        return "everything"
+    return f"service {shown['service']}" if shown["key"] is None else f"key {shown['key']!r} of {shown['service']}"
