@@ -103,11 +103,14 @@ def call(
         kind = "outcome" if answer.status < 400 else "error"
         print_json({"id": answer.headers.get("x-holdfast-id"), kind: _shown(answer.body)})
         sys.exit(0 if answer.status < 400 else 1)
-    # A final newline after text. Binary output is unchanged, unless a terminal would interpret it.
-    outcome = client.checked(answer).body
+    print_body(client.checked(answer).body)
+
+
+def print_body(body: bytes) -> None:
+    """With a final newline after text. Binary output is unchanged, unless a terminal would interpret it."""
     if sys.stdout.isatty():
-        outcome = client.printable(outcome.decode(errors="replace")).encode()
-    click.echo(outcome, nl=_is_text(outcome) and not outcome.endswith(b"\n"))
+        body = client.printable(body.decode(errors="replace")).encode()
+    click.echo(body, nl=_is_text(body) and not body.endswith(b"\n"))
 
 
 def _is_text(body: bytes) -> bool:

@@ -12,6 +12,7 @@ import click
 from holdfast.cli import client
 from holdfast.cli.client import Failed
 from holdfast.cli.output import Function, admin_option, age, counted, fields, json_option, print_json, size, table
+from holdfast.cli.trees import print_tree, value
 from holdfast.cluster.durations import format_duration_ms
 
 _FILTERS = (
@@ -113,10 +114,17 @@ def _target(each: dict[str, Any]) -> str:
 
 @invocations.command()
 @click.argument("id_", metavar="ID")
+@click.option(
+    "--tree", "as_tree", is_flag=True, help="Show its callers, calls and sends as a tree, instead of its steps."
+)
 @admin_option
 @json_option
-def describe(id_: str, admin_url: str, as_json: bool) -> None:
-    """Show one invocation: its status, why it is not running, and its steps."""
+def describe(id_: str, as_tree: bool, admin_url: str, as_json: bool) -> None:
+    """Show one invocation: its status, why it is not running, and its steps, or the tree of calls that it belongs to."""
+    if as_tree:
+        tree = client.admin(admin_url, "GET", client.path("invocations", id_, "tree"))
+        print_json(tree) if as_json else print_tree(tree, id_)
+        return
     shown = client.admin(admin_url, "GET", client.path("invocations", id_))
     journal = client.admin(admin_url, "GET", client.path("invocations", id_, "journal"))
     if as_json:
@@ -139,6 +147,7 @@ def describe(id_: str, admin_url: str, as_json: bool) -> None:
             ("  at", _frames(failure)),
             ("deployment", shown["deployment"]),
             ("called by", _caller(shown)),
+            ("calls and sends", shown.get("children") or None),  # Older nodes do not count them.
             ("steps copied from", shown["steps_copied_from"]),
             ("idempotency key", shown["idempotency_key"]),
             ("size", _sizes(shown)),
@@ -177,7 +186,8 @@ def _caller(shown: dict[str, Any]) -> str | None:
     caller, depth = shown["called_by"], shown.get("call_depth", 0)  # An older node does not tell the depth.
     if not caller:
         return None
-    return f"{caller['id']}, step {caller['step']}" + (f" ({depth} calls deep)" if depth > 1 else "")
+    step = f", step {caller['step']}" if caller["step"] >= 0 else ", which sent it"
+    return f"{caller['id']}{step}" + (f" ({depth} calls deep)" if depth > 1 else "")
 
 
 def _sizes(shown: dict[str, Any]) -> str:
@@ -245,6 +255,9 @@ def journal(id_: str, start: int, admin_url: str, as_json: bool) -> None:
     """Show the steps of an invocation."""
     shown = client.admin(admin_url, "GET", client.path("invocations", id_, "journal"), parameters={"start": start})
     print_json(shown) if as_json else print_journal(shown)
+
+
+invocations.add_command(value)
 
 
 def _action(name: str, text: str, *options: Callable[[Any], Any]) -> None:

@@ -103,9 +103,13 @@ def fields(rows: Iterable[tuple[str, Any]]) -> None:
 
 
 def _cell(value: Any) -> str:
+    return coloured("" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def coloured(text: str) -> str:
+    """As markup: statuses have a colour."""
     from rich.markup import escape
 
-    text = "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     colour = _COLOURS.get(text)
     return f"[{colour}]{text}[/]" if colour else escape(printable(text))
 

@@ -45,6 +45,7 @@ from holdfast.cluster.observe.starting import StartingMetrics, cannot_ask
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.partition.metrics import of_groups, of_partitions, of_queues
 from holdfast.cluster.routing.surveys import Surveys
+from holdfast.cluster.routing.trees import Trees
 from holdfast.cluster.serving import Serving
 from holdfast.cluster.snapshotting.metrics import of_snapshots
 from holdfast.cluster.sql.admin import SqlAdmin
@@ -86,7 +87,7 @@ class Doors:
             open_to_all=bool(config.deployment_addresses.entries) or config.auth != "tokens",
         )
         self.metrics = self._metrics(ground, serving, state)
-        surveys = Surveys(serving.reader)
+        surveys, trees = Surveys(serving.reader), Trees(serving.reader)
         overview = _overview(ground, serving)
         self.queries = _queries(ground, serving, overview, healths)
         parts = [
@@ -98,7 +99,8 @@ class Doors:
             ),
             DeploymentAdmin(registry, serving.reader, healths),
             ObjectAdmin(registry, serving.router, serving.reader, surveys),
-            InvocationAdmin(registry, serving.router, serving.reader, healths=healths, now_ms=now_ms),
+            InvocationAdmin(registry, serving.router, serving.reader, trees, healths=healths, now_ms=now_ms),
+            TreeAdmin(serving.reader, trees),
             StatisticsAdmin(serving.reader, now_ms),
             WaitingAdmin(surveys),
             ClusterAdmin(

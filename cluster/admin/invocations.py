@@ -18,6 +18,7 @@ from holdfast.cluster.admin.parameters import (
     read_id,
     read_statuses,
     read_time,
+    step_of,
 )
 from holdfast.cluster.admin.routes import BULK, BULK_MAX, FILTER_NAMES, OLDEST, ORDERS, PAGE, PAGE_MAX, STEPS_PAGE
 from holdfast.cluster.admin.views import read_payload, show_description, show_invocation, show_step
@@ -28,6 +29,7 @@ from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.registry.registry import Registry
 from holdfast.cluster.routing.reader import Reader
 from holdfast.cluster.routing.router import Router
+from holdfast.cluster.routing.trees import Trees
 from holdfast.sdk.ids import format_id
 from holdfast.sdk.journal import cut_text
 from holdfast.statemachine.commands import DecideStep
@@ -41,8 +43,16 @@ BULK_S: Final = 20.0  # After this time it answers, whether it has found all or 
 
 class InvocationAdmin:
     def __init__(
-        self, registry: Registry, router: Router, reader: Reader, healths: Healths, *, now_ms: Callable[[], int]
+        self,
+        registry: Registry,
+        router: Router,
+        reader: Reader,
+        trees: Trees,
+        *,
+        healths: Healths,
+        now_ms: Callable[[], int],
     ) -> None:
+        self._trees = trees
         self._registry = registry
         self._router = router
         self._reader = reader
@@ -95,7 +105,8 @@ class InvocationAdmin:
             raise UnknownInvocation(f"there is no invocation {format_id(id_)}")
         record = description.record
         standing = self._registry.state.pauses.covering(record.service, record.key)
-        return json_answer(200, show_description(description, await self._health_for(request, record), standing))
+        healths, children = await asyncio.gather(self._health_for(request, record), self._trees.count(record))
+        return json_answer(200, show_description(description, healths, standing=standing, children=children))
 
     async def _health_for(self, request: AdminRequest, record: Invocation) -> Sequence[Health]:
         """Of the deployment that will run an invocation: the one it is pinned to, or the one for new invocations."""
@@ -121,9 +132,7 @@ class InvocationAdmin:
 
     async def on_decide(self, request: AdminRequest) -> Answer:
         id_ = id_of(request)
-        text = request.path["step"]
-        if not (text.isascii() and text.isdigit() and len(text) < 10):
-            raise BadRequest(f"{text!r:.40} is not the index of a step")
+        step = step_of(request)
         given = await read_body(request, {"value", "failure", "again"}, payloads=True)
         if len(given) != 1 or given.get("again", True) is not True:
             raise BadRequest('send exactly one of "value", "failure" and "again": true')
@@ -137,8 +146,8 @@ class InvocationAdmin:
             if not isinstance(message, str) or type(code) is not int or not 400 <= code <= 599:
                 raise BadRequest('"failure" must have a "message" and may have a "code" from 400 to 599')
             outcome = [1, code, cut_text(message), "Decided"]
-        check(await self._router.submit(id_, DecideStep(id_, int(text), outcome)))
-        return json_answer(200, {"id": format_id(id_), "step": int(text), "status": "Decided"})
+        check(await self._router.submit(id_, DecideStep(id_, step, outcome)))
+        return json_answer(200, {"id": format_id(id_), "step": step, "status": "Decided"})
 
     async def on_act(self, request: AdminRequest) -> Answer:
         parameters = Parameters(request, "step", "to")

@@ -49,6 +49,13 @@ def read_id(text: str) -> InvocationId:
         raise BadRequest(str(error), "it is in the header x-holdfast-id of every answer about an invocation") from None
 
 
+def step_of(request: AdminRequest) -> int:
+    text = request.path["step"]
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise BadRequest(f"{text!r:.40} is not the index of a step")
+    return int(text)
+
+
 def read_statuses(text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None

@@ -20,6 +20,7 @@ QUERY_TIMEOUT_S: Final = 30.0
 QUERY_TIMEOUT_S_MAX: Final = 120.0
 OLDEST: Final = "oldest"
 ORDERS: Final = ("newest", OLDEST)
+PARTS: Final = ("output", "input")  # of a step that was given a value
 WAITING: Final = (AWAKEABLE, PROMISED, IN_DOUBT, TIMED)
 ACTIONS: Final = ("cancel", "kill", "pause", "resume", "restart", "purge")
 
@@ -244,6 +245,27 @@ ROUTES: Final = (
         READ,
         (Parameter("start", "the first step", NUMBER), Parameter("limit", f"up to {STEPS_PAGE}", NUMBER)),
         answers=((200, "the steps"), _NOT_FOUND),
+    ),
+    Route(
+        "GET",
+        "/invocations/{id}/tree",
+        "tree",
+        "The tree of calls and sends that an invocation belongs to, with its callers",
+        READ,
+        answers=((200, "up to 1000 invocations; `complete`: these are all"), _NOT_FOUND),
+    ),
+    Route(
+        "GET",
+        "/invocations/{id}/steps/{step}/value",
+        "step_value",
+        "The whole value of a step, or of the outcome of the invocation (step `outcome`), up to 32 MiB",
+        READ,
+        (Parameter("part", "output (the default), or input", {"type": "string", "enum": list(PARTS)}),),
+        answers=(
+            (200, "its bytes: application/json if they are JSON"),
+            (404, "there is no such value"),
+            (413, "too large"),
+        ),
     ),
     Route(
         "POST",

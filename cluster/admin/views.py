@@ -163,9 +163,14 @@ def _why_not_running(description: Description, healths: Sequence[Health], standi
 
 
 def show_description(
-    description: Description, healths: Sequence[Health] = (), standing: Standing | None = None
+    description: Description,
+    healths: Sequence[Health] = (),
+    *,
+    standing: Standing | None = None,
+    children: int | None = None,
 ) -> dict[str, Any]:
-    """`healths`: of the deployment that will run it. `standing`: the pause that covers it."""
+    """`healths`: of the deployment that will run it. `standing`: the pause that covers it. `children`: how many invocations
+    it called and sent, if known."""
     record = description.record
     due = show_time(record.due_ms)
     failure = description.last_failure
@@ -178,6 +183,7 @@ def show_description(
         "forgotten_at": due if record.status == Status.COMPLETED else None,
         "called_by": {"id": format_id(record.caller), "step": record.caller_step} if record.caller else None,
         "call_depth": record.depth,
+        "children": children,
         "steps_copied_from": format_id(record.origin) if record.origin else None,
         "cancelling": record.cancelled,
         "journal_bytes": record.size,
@@ -217,7 +223,7 @@ def _show_attempt(attempt: EndedAttempt) -> dict[str, Any]:
 def show_step(id_: InvocationId, index: int, step: Step, *, with_ids: bool = True) -> dict[str, Any]:
     outcome = None
     if step.outcome is not None:
-        outcome = show_outcome(_unwrapped(step))
+        outcome = show_outcome(unwrapped(step))
     shown: dict[str, Any] = {
         "index": index,
         "op": OP_NAMES.get(step.op, str(step.op)),
@@ -237,7 +243,7 @@ def show_step(id_: InvocationId, index: int, step: Step, *, with_ids: bool = Tru
     return shown
 
 
-def _unwrapped(step: Step) -> list[Any]:
+def unwrapped(step: Step) -> list[Any]:
     """Values that may be absent have a leading mark."""
     assert step.outcome is not None
     outcome = step.outcome

@@ -219,12 +219,15 @@ class Reader:
 
     async def ask(self, number: int, question: str, *arguments: Any, fresh: bool = False) -> Any:
         """A question that nodes answer since level 2. Raises Unavailable while other nodes may run the previous release."""
-        if number not in self._hosted and self._level() < 2:
+        if not self.may_ask(number):
             raise Unavailable(
                 f"partition {number} is on other nodes, and some nodes run a release that does not answer this",
                 "finish the upgrade of all nodes",
             )
         return await self._ask(number, question, *arguments, fresh=fresh)
+
+    def may_ask(self, number: int) -> bool:
+        return number in self._hosted or self._level() >= 2
 
     async def page(self, wanted: Filter, cursor: str | None, limit: int, *, oldest: bool = False) -> Page:
         """Matching invocations of all partitions, newest or oldest first. A short page may still have a cursor."""
@@ -258,7 +261,7 @@ class Reader:
         for record in records:
             if record.failures_total or record.lapses or record.step_failures or record.end > End.SUCCEEDED:
                 by_partition.setdefault(partition_of(record.id, self.count), []).append(record.id)
-        asked = [number for number in by_partition if number in self._hosted or self._level() >= 2]
+        asked = [number for number in by_partition if self.may_ask(number)]
         answers = await asyncio.gather(
             *(self._ask(number, "failures", by_partition[number], fresh=False) for number in asked)
         )

@@ -1,6 +1,6 @@
-"""Facts that are spread over the partitions: keys and what is in front of them, what waits, calls and their trees.
+"""Facts that are spread over the partitions: keys and what is in front of them, and what waits.
 
-Lists come in pages (`merging`). Trees are bounded, and say whether they are complete.
+Lists come in pages (`merging`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,9 @@ from holdfast.statemachine.survey import (
 )
 
 PROMISES_MAX: Final = 1000
-TREE_NODES_MAX: Final = 1000
-ANCESTORS_MAX: Final = 100
 #: The first byte of a cursor: which of two lists it continues.
 _STEPS: Final = b"s"
 _TIMERS: Final = b"t"
-AT_A_TIME: Final = 16  # questions about the steps of different invocations
 
 
 class Keys(NamedTuple):

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.sdk.journal import Op
 from tests.cli.running import Cli, running
+from tests.cluster.harness import Handled
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +138,31 @@ def test_what_waits_is_listed_by_kind(cli: Cli) -> None:
     assert doubt in [each["invocation"] for each in decisions] and {each["name"] for each in decisions} == {"pay"}
     assert cli.ok("waiting", "--service", "nothing") == "Nothing waits.\n"
     assert cli.run("waiting", "--kind", "godot").exit_code == 1
+
+
+async def calls_echo(handled: Handled) -> None:
+    if handled.length == 1:
+        handled.wait_for(handled.step(Op.CALL, "0/call/0", ["echo", "say", None, handled.input, {}]))
+    else:
+        handled.output(b'"called"')
+
+
+def test_an_invocation_is_shown_with_its_tree_and_its_values(cli: Cli) -> None:
+    cli.at.endpoint.add("outer/run", calls_echo)
+    cli.ok("deployments", "register", cli.at.endpoint.uri, "--force")
+    large = json.dumps("x" * 100_000)
+    root = cli.ok("send", "outer/run", "-", input=large).strip()
+    cli.reaches(root, "completed")
+    tree = cli.json("invocations", "describe", root, "--tree")
+    child = tree["nodes"][1]["id"]
+
+    lines = cli.ok("invocations", "describe", child, "--tree").splitlines()
+
+    assert lines[0].startswith(f"outer/run  {root}  succeeded after ")
+    assert lines[1].startswith(f"└─ step 1: echo/say  {child}  succeeded after ") and lines[1].endswith("← this one")
+    assert re.search(r"calls and sends +1", cli.ok("invocations", "describe", root))
+    assert f"{root}, step 1" in cli.ok("invocations", "describe", child)
+    assert cli.ok("invocations", "value", child) == large + "\n"
+    assert cli.ok("invocations", "value", root, "1", "--input") == large + "\n"
+    assert cli.ok("invocations", "value", root) == '"called"\n'
+    assert "there is no step 7" in cli.run("invocations", "value", root, "7").stderr

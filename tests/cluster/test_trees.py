@@ -1,0 +1,139 @@
+"""Trees of calls and whole values over real HTTP."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.cluster.routing import trees
+from holdfast.sdk.journal import Op
+from holdfast.statemachine import survey
+from tests.cluster.harness import Handled
+from tests.cluster.serving import Serving, run
+
+
+async def calls_below(handled: Handled) -> None:
+    """Calls as many invocations of itself as the input says, each with one less, and sends one to another service."""
+    depth = json.loads(handled.input)
+    if depth and handled.length == 1:
+        handled.step(Op.SEND, "0/send/0", ["echo", "say", None, b'"sent"', {}, 0])
+        calls = [
+            handled.step(Op.CALL, f"0/call/{number}", ["family", "have", None, str(depth - 1).encode(), {}])
+            for number in range(depth)
+        ]
+        await handled.acks(handled.length)
+        handled.wait_for(*calls)
+    elif any(step.op == Op.CALL and not step.done for step in handled.journal):
+        handled.wait_for(*(index for index, step in enumerate(handled.journal) if not step.done and step.op == Op.CALL))
+    else:
+        handled.output(b'"done"')
+
+
+async def with_family(at: Serving) -> str:
+    at.endpoint.add("family/have", calls_below)
+    await at.admin("POST", "/deployments", json={"uri": at.endpoint.uri, "force": True})
+    root = await at.send("family/have", b"2")
+    await at.reaches(root, "completed")
+    return root
+
+
+async def tree_of(at: Serving, id_: str) -> dict[str, Any]:
+    status, tree = await at.admin("GET", f"/invocations/{id_}/tree")
+    assert status == 200, tree
+    return dict(tree)
+
+
+def test_the_tree_of_calls_is_the_same_from_every_node_of_it(tmp_path: Path) -> None:
+    async def scenario(at: Serving) -> None:
+        root = await with_family(at)
+
+        found = await tree_of(at, root)
+        nodes = {node["id"]: node for node in found["nodes"]}
+        leaf = next(node["id"] for node in found["nodes"] if node["service"] == "echo" and node["parent"] != root)
+        for id_ in nodes:
+            await at.reaches(id_, "completed")
+        found = await tree_of(at, root)
+
+        assert found["root"] == root and found["complete"]
+        assert [(node["service"], node["step"]) for node in found["nodes"]] == [
+            ("family", None), ("echo", 1),
+            ("family", 2), ("echo", 1), ("family", 2),
+            ("family", 3), ("echo", 1), ("family", 2),
+        ]  # fmt: skip
+        assert {node["status"] for node in found["nodes"]} == {"completed"}
+        assert all(node["end"] == "succeeded" and node["completed_at"] for node in found["nodes"])
+        assert await tree_of(at, leaf) == found
+        assert (await at.describe(root))["children"] == 3 and (await at.describe(leaf))["children"] == 0
+        assert (await at.describe(leaf))["parent"] == nodes[leaf]["parent"]
+
+        await at.admin("POST", f"/invocations/{leaf}/purge")
+        [gone] = [node for node in (await tree_of(at, root))["nodes"] if node["id"] == leaf]
+        assert gone["status"] is None and gone["service"] == "echo"
+        await at.admin("POST", f"/invocations/{root}/purge")
+        below = await tree_of(at, nodes[leaf]["parent"])
+        assert below["root"] == nodes[leaf]["parent"] and len(below["nodes"]) == 3
+
+    run(tmp_path, scenario)
+
+
+def test_a_large_tree_is_cut_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trees, "NODES_MAX", 5)
+
+    async def scenario(at: Serving) -> None:
+        root = await with_family(at)
+        last = (await at.admin("GET", "/invocations?service=family&order=newest&limit=1"))[1]["invocations"][0]["id"]
+
+        found, from_last = await tree_of(at, root), await tree_of(at, last)
+
+        assert len(found["nodes"]) == 5 and not found["complete"]
+        assert last in {node["id"] for node in from_last["nodes"]} and from_last["root"] == root
+        assert not from_last["complete"]
+
+    run(tmp_path, scenario)
+
+
+def test_journals_are_read_in_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey, "STEPS_LOOKED_AT_MAX", 1)
+
+    async def scenario(at: Serving) -> None:
+        root = await with_family(at)
+
+        assert len((await tree_of(at, root))["nodes"]) == 8
+        monkeypatch.setattr(trees, "COUNT_SLICES_MAX", 2)
+        assert (await at.describe(root))["children"] is None
+
+    run(tmp_path, scenario)
+
+
+def test_whole_values_are_read_as_they_are(tmp_path: Path) -> None:
+    large = json.dumps({"text": "x" * 3_000_000}).encode()
+
+    async def scenario(at: Serving) -> None:
+        async def value(id_: str, step: int | str, part: str = "output") -> tuple[int, str, bytes]:
+            url = f"{at.node.admin_url}/invocations/{id_}/steps/{step}/value?part={part}"
+            async with at.http.get(url) as response:
+                return response.status, response.content_type, await response.read()
+
+        await at.reaches(id_ := await at.send("echo/say", large), "completed")
+        await at.reaches(raw := await at.send("echo/say", b"\xff\xfe"), "completed")
+        await at.reaches(state := await at.send("counter/k/add"), "completed")
+        await at.reaches(failing := await at.send("flaky/fail"), "backing-off")
+        root = await with_family(at)
+
+        assert await value(id_, 0, "input") == (200, "application/json", large)
+        assert await value(id_, "outcome") == (200, "application/json", large)
+        assert await value(raw, 0) == (200, "application/octet-stream", b"\xff\xfe")
+        assert await value(state, 1, "input") == (200, "application/json", b"1")
+        assert await value(root, 2, "input") == (200, "application/json", b"1")
+        assert await value(root, 2) == (200, "application/json", b'"done"')
+        assert await value(root, 1, "input") == (200, "application/json", b'"sent"')
+        for id_, step, part in (
+            (root, 9, "output"), (failing, "outcome", "output"), ("inv_" + "0" * 32, 0, "input"), (state, 1, "output"),
+        ):  # fmt: skip
+            assert (await value(id_, step, part))[0] == 404, (step, part)
+        assert (await value(root, "x"))[0] == 400 and (await value(root, 0, "whole"))[0] == 400
+
+    run(tmp_path, scenario)
