@@ -28,9 +28,10 @@ def deployments() -> None:
     metavar="NAME=VALUE",
     help="Metadata to keep with the deployment; may be repeated.",
 )
+@click.option("--dry-run", is_flag=True, help="Only show what would change. Exit code 1: it would be refused.")
 @admin_option
 @json_option
-def register(uri: str, force: bool, metadata: tuple[str, ...], admin_url: str, as_json: bool) -> None:
+def register(uri: str, force: bool, metadata: tuple[str, ...], dry_run: bool, admin_url: str, as_json: bool) -> None:
     """Register the endpoint at URI: the node asks it which services it offers.
 
     A deployment never changes, so that a suspended invocation continues with the code that it began with: run new code
@@ -41,7 +42,7 @@ def register(uri: str, force: bool, metadata: tuple[str, ...], admin_url: str, a
     """
     client.refuse_credentials(uri, NO_CREDENTIALS)
     pairs = dict(_pair(item) for item in metadata)
-    body = {"uri": uri, "force": force, "metadata": pairs}
+    body = {"uri": uri, "force": force, "metadata": pairs, **({"dry_run": True} if dry_run else {})}
     answer = client.ask(
         admin_url, "POST", "/deployments", body=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
     )
@@ -50,10 +51,34 @@ def register(uri: str, force: bool, metadata: tuple[str, ...], admin_url: str, a
     except Failed as error:
         raise _with_flag(error) from None
     shown = answer.json()
+    refused = dry_run and bool(shown["breaks"]) and not force
     if as_json:
         print_json(shown)
+    elif dry_run:
+        _print_preview(shown)
+    else:
+        _print_registered(shown, created=answer.status == 201)
+    if refused:
+        raise click.exceptions.Exit(1)
+
+
+def _print_preview(shown: dict[str, Any]) -> None:
+    if not shown["created"] and not shown["changes"] and not shown["breaks"]:
+        click.echo(f"{shown['id']} is registered with this manifest already: nothing would change.")
         return
-    done = "Registered" if answer.status == 201 else "Unchanged:"
+    what = "A new deployment" if shown["created"] else f"{shown['id']}, overwritten in place,"
+    click.echo(client.printable(f"{what} would change:" if shown["changes"] else f"{what} would change nothing."))
+    for line in shown["changes"]:
+        click.echo(client.printable(f"  {line}"))
+    if shown["breaks"]:
+        click.echo("It would be refused without --force:")
+        for line in shown["breaks"]:
+            click.echo(client.printable(f"  {line}"))
+    click.echo("Nothing was registered.")
+
+
+def _print_registered(shown: dict[str, Any], *, created: bool) -> None:
+    done = "Registered" if created else "Unchanged:"
     click.echo(f"{done} {shown['id']} at {shown['uri']}")
     _print_services(shown)
 

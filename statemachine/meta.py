@@ -421,7 +421,7 @@ def _register(state: MetaState, command: RegisterDeployment) -> Outcome:
                     "invocations that started on it must find their code again",
                 ),
                 there.id,
-                tuple(_manifest_differences(there.services, command.services)) or ("the way to reach it changed",),
+                tuple(manifest_differences(there.services, command.services)) or ("the way to reach it changed",),
             )
         breaking = [text for service in command.services for text in breaking_changes(state, service)]
         if breaking:
@@ -521,7 +521,7 @@ def _service_differences(old: Service, new: Service) -> list[str]:
     return found
 
 
-def _manifest_differences(old: list[Service], new: list[Service]) -> list[str]:
+def manifest_differences(old: list[Service], new: list[Service]) -> list[str]:
     """Everything that changed at one uri: more than what breaks callers, because replay depends on all of it."""
     by_name = {service.name: service for service in new}
     found = []

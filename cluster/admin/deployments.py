@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.cluster.admin.healths import Healths
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, json_answer, read_body
-from holdfast.cluster.admin.views import show_deployment, show_handler, show_service
+from holdfast.cluster.admin.views import show_deployment, show_handler, show_preview, show_service
 from holdfast.cluster.errors import BadRequest, EndpointFailed
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.registry.registry import METADATA_BYTES_MAX, Registry, normalize_uri
@@ -24,12 +24,15 @@ class DeploymentAdmin:
         self._healths = healths
 
     async def on_register(self, request: AdminRequest) -> Answer:
-        given = await read_body(request, {"uri", "force", "metadata"})
+        given = await read_body(request, {"uri", "force", "metadata", "dry_run"})
         uri, force, metadata = given.get("uri"), given.get("force", False), given.get("metadata") or {}
+        dry_run = given.get("dry_run", False)
         if not isinstance(uri, str):
             raise BadRequest('"uri" is missing', 'send JSON as in {"uri": "http://127.0.0.1:9080"}')
         if type(force) is not bool:
             raise BadRequest('"force" must be true or false')
+        if type(dry_run) is not bool:
+            raise BadRequest('"dry_run" must be true or false')
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
             raise BadRequest('"metadata" must be an object of texts')
         if len(json.dumps(metadata)) > METADATA_BYTES_MAX:
@@ -37,6 +40,9 @@ class DeploymentAdmin:
         uri = normalize_uri(uri)
         request.note(uri=uri, force=force)
         try:
+            if dry_run:
+                request.note(dry_run=True)
+                return json_answer(200, show_preview(await self._registry.preview(uri)))
             registered = await self._registry.register(uri, force=force, metadata=metadata)
         except EndpointFailed as error:
             shown = error.shown_to(request.request.principal.roles)

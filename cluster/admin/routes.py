@@ -96,11 +96,12 @@ ROUTES: Final = (
                 "uri": {"type": "string", "description": "where nodes reach the endpoint"},
                 "force": {"type": "boolean", "description": "even if callers break or a manifest changes in place"},
                 "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
+                "dry_run": {"type": "boolean", "description": "only say what would change, and change nothing"},
             },
         },
         answers=(
             (201, "registered"),
-            (200, "it is already registered with this manifest"),
+            (200, "it is already registered with this manifest; or the differences, of a dry run"),
             (400, "the manifest is wrong, and where; or the nodes may not connect to that address"),
             (409, "it would break callers or change a deployment: `details` says how"),
             (502, "no endpoint answers there; only a token with the role admin is told why"),

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.handlers.health import Health
+from holdfast.cluster.registry.preview import Preview
 from holdfast.cluster.routing.reader import Description, Keyed
 from holdfast.sdk.bounds import load_json
 from holdfast.sdk.ids import ID_BYTES, InvocationId, format_awakeable, format_id
@@ -333,6 +334,26 @@ def show_deployment(
         "sdk": deployment.sdk,
         "metadata": deployment.metadata,
         "created_at": show_time(deployment.created_ms),
+    }
+
+
+def show_preview(found: Preview) -> dict[str, Any]:
+    """What a registration would change."""
+    return {
+        "dry_run": True,
+        "id": found.id,
+        "created": found.created,
+        "changes": found.changes,
+        "breaks": found.breaks,
+        "services": [
+            {
+                "name": service.name,
+                "kind": service.kind,
+                "revision": revision,
+                "handlers": [handler.name for handler in service.handlers],
+            }
+            for service, revision in found.services
+        ],
     }
 
 

@@ -29,6 +29,7 @@ from holdfast.cluster.errors import (
 from holdfast.cluster.origins import NO_CREDENTIALS, host_behind_credentials
 from holdfast.cluster.registry.machine import MetaMachine, Target
 from holdfast.cluster.registry.offer import Discover
+from holdfast.cluster.registry.preview import Preview, preview
 from holdfast.log.errors import ProposalError
 from holdfast.statemachine.effects import Code
 from holdfast.statemachine.levels import FIRST
@@ -207,6 +208,14 @@ class Registry:
             raise Full(result.message)
         assert outcome.deployment is not None, "an accepted registration must have a deployment"
         return Registered(self.state.deployments[outcome.deployment], created=result.code == Code.DONE)
+
+    async def preview(self, uri: str) -> Preview:
+        """What `register` would change. It changes nothing."""
+        uri = normalize_uri(uri)
+        offer = await self._discover(uri)
+        if self.fresh is not None:
+            await self.fresh()
+        return preview(self.state, uri, offer)
 
     async def remove(
         self, id_: str, *, force: bool = False, in_flight: Callable[[str], Awaitable[int]] | None = None

@@ -166,3 +166,21 @@ def test_an_invocation_is_shown_with_its_tree_and_its_values(cli: Cli) -> None:
     assert cli.ok("invocations", "value", root, "1", "--input") == large + "\n"
     assert cli.ok("invocations", "value", root) == '"called"\n'
     assert "there is no step 7" in cli.run("invocations", "value", root, "7").stderr
+
+
+def test_a_dry_run_of_a_registration_prints_what_would_change(cli: Cli) -> None:
+    cli.ok("deployments", "register", cli.at.endpoint.uri, "--force")
+    unchanged = cli.ok("deployments", "register", cli.at.endpoint.uri, "--dry-run")
+    cli.at.endpoint.services["echo"]["handlers"].append({"name": "shout", "mode": "plain"})
+    try:
+        refused = cli.run("deployments", "register", cli.at.endpoint.uri, "--dry-run")
+        forced = cli.ok("deployments", "register", cli.at.endpoint.uri, "--dry-run", "--force")
+        shown = json.loads(cli.run("deployments", "register", cli.at.endpoint.uri, "--dry-run", "--json").stdout)
+    finally:
+        cli.at.endpoint.services["echo"]["handlers"].pop()
+
+    assert "nothing would change" in unchanged
+    assert refused.exit_code == 1 and "echo/shout: new plain handler" in refused.stdout
+    assert "would be refused without --force" in forced and "Nothing was registered." in forced
+    assert shown["dry_run"] is True and not shown["created"] and len(shown["breaks"]) == 1
+    assert "shout" not in cli.ok("services", "describe", "echo")
