@@ -101,7 +101,7 @@ def call(
     answer = _request(ingress_url, target, body, key, idempotency_key, headers)
     if as_json:
         kind = "outcome" if answer.status < 400 else "error"
-        print_json({"id": answer.headers.get("x-holdfast-id"), kind: _shown(answer.body)})
+        print_json({"id": answer.headers.get("x-holdfast-id"), kind: shown_body(answer.body)})
         sys.exit(0 if answer.status < 400 else 1)
     print_body(client.checked(answer).body)
 
@@ -120,7 +120,7 @@ def _is_text(body: bytes) -> bool:
         return False
 
 
-def _shown(body: bytes) -> Any:
+def shown_body(body: bytes) -> Any:
     """JSON as JSON, text as text, anything else as {"base64": ...}."""
     try:
         return json.loads(body) if body else None

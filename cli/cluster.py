@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from holdfast.cli import client
-from holdfast.cli.output import admin_option, json_option, print_json, table
+from holdfast.cli.output import admin_option, json_option, print_json, size, table
+from holdfast.cluster.durations import format_duration_ms
 
 
 @click.group()
@@ -30,18 +31,31 @@ def status(admin_url: str, as_json: bool) -> None:
         return
     leads = Counter(partition["leader"] for partition in shown["partitions"])
     table(
-        ("NODE", "VERSION", "STATE", "ZONE", "ADDRESS", "CONNECTED", "REPLICAS", "LEADS", "NOTE"),
+        (
+            "NODE",
+            "VERSION",
+            "STATE",
+            "ZONE",
+            "ADDRESS",
+            "UP",
+            "DISK FREE",
+            "MEMORY",
+            "LOOP LAG",
+            "REPLICAS",
+            "LEADS",
+            "NOTE",
+        ),
         (
             (
                 node["name"],
                 node.get("version") or "unknown",
-                node["state"],
+                _condition(node),
                 node["zone"] or "",
                 node["address"],
-                "yes" if node["connected"] else "no",
+                *_vitals(node),
                 node["replicas"],
                 leads[node["name"]],
-                "; ".join(["disk full"] * bool(node.get("disk_full")) + [node["error"] or ""] * bool(node["error"])),
+                node["error"],
             )
             for node in shown["nodes"]
         ),
@@ -75,6 +89,23 @@ def status(admin_url: str, as_json: bool) -> None:
         click.echo(f"\nNow: {shown['changing']}")
     if not shown["linearizable"]["nodes"]:
         click.echo("\nThe meta group has no leader: nodes and members may be out of date.", err=True)
+
+
+def _condition(node: dict[str, Any]) -> str:
+    """In a word. An older node knows only the state of membership, and whether it is connected."""
+    condition = node.get("condition") or ("ok" if node["connected"] else "unreachable")
+    return str(node["state"] if condition == "ok" else condition)
+
+
+def _vitals(node: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Empty for a node that did not answer."""
+    up, disk, memory, lag = (node.get(name) for name in ("uptime_s", "disk", "memory_bytes", "loop_lag_ms"))
+    return (
+        format_duration_ms(up * 1000) if up is not None else "",
+        f"{size(disk['free'])} ({100 * disk['free'] // disk['total']}%)" if disk and disk["total"] else "",
+        size(memory) if memory is not None else "",
+        f"{lag} ms" if lag is not None else "",
+    )
 
 
 def _behind(shown: Any) -> str | None:

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from holdfast.cli import client
-from holdfast.cli.calls import print_body
-from holdfast.cli.output import admin_option, coloured, console
+from holdfast.cli.calls import print_body, shown_body
+from holdfast.cli.output import admin_option, coloured, console, json_option, print_json
 from holdfast.cluster.durations import format_duration_ms
 
 
@@ -63,7 +63,8 @@ def _lasted(node: dict[str, Any]) -> str:
 @click.argument("step", default="outcome")
 @click.option("--input", "-i", "is_input", is_flag=True, help="What the step was given, instead of what it returned.")
 @admin_option
-def value(id_: str, step: str, is_input: bool, admin_url: str) -> None:
+@json_option
+def value(id_: str, step: str, is_input: bool, admin_url: str, as_json: bool) -> None:
     """Print the whole value of a STEP, or of the outcome of the invocation ID. `describe` shortens large values.
 
     \b
@@ -71,4 +72,4 @@ def value(id_: str, step: str, is_input: bool, admin_url: str) -> None:
     """
     where = client.path("invocations", id_, "steps", step, "value")
     answer = client.checked(client.ask(admin_url, "GET", where, parameters={"part": "input" if is_input else "output"}))
-    print_body(answer.body)
+    print_json({"id": id_, "value": shown_body(answer.body)}) if as_json else print_body(answer.body)

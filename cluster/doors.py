@@ -22,6 +22,7 @@ from holdfast.cluster.admin.pages import Pages
 from holdfast.cluster.admin.pauses import PauseAdmin
 from holdfast.cluster.admin.statistics import StatisticsAdmin
 from holdfast.cluster.admin.tokens import TokenAdmin
+from holdfast.cluster.admin.trees import TreeAdmin
 from holdfast.cluster.admin.waiting import WaitingAdmin
 from holdfast.cluster.backup.metrics import of_backups
 from holdfast.cluster.config import Endpoint
@@ -258,6 +259,7 @@ def _overview(ground: Ground, serving: Serving) -> Overview:
         handover=serving.handover,
         operations=serving.operations,
         releases=ground.releases,
+        vitals=ground.vitals,
         snapshots=ground.snapshots,
         objects=ground.objects,
     )

@@ -17,6 +17,7 @@ from holdfast.cluster.members.leftovers import Leftovers
 from holdfast.cluster.members.places import Places
 from holdfast.cluster.members.releases import Releases
 from holdfast.cluster.members.removal import Removal
+from holdfast.cluster.members.vitals import AllVitals
 from holdfast.cluster.observe.watchdog import Watchdog
 from holdfast.cluster.partition.door import Bounds
 from holdfast.cluster.peers.rpc import Rpc
@@ -61,6 +62,7 @@ class Ground:
     removal: Removal
     invoker: Invoker
     healths: Healths
+    vitals: AllVitals
 
 
 def bounds_of(config: Config) -> Bounds:

@@ -42,6 +42,8 @@ from holdfast.cluster.members.leftovers import Leftovers
 from holdfast.cluster.members.places import Places, addresses, read_places
 from holdfast.cluster.members.releases import Releases
 from holdfast.cluster.members.removal import Removal
+from holdfast.cluster.members.vitals import AllVitals, Vitals
+from holdfast.cluster.observe.process import disk_bytes, memory_bytes
 from holdfast.cluster.observe.starting import StartingMetrics
 from holdfast.cluster.observe.watchdog import Watchdog
 from holdfast.cluster.partition.door import Observer, Partition
@@ -102,6 +104,7 @@ class Node:
             )
         )
         self.watchdog = Watchdog(config.health)
+        self._began_s = self.clock.monotonic_s()
         self.stopping = False
         self.closed = ""  # Why the ingress refuses requests; `holdfast dev` uses it. Empty: it accepts them.
         self._serving: Serving | None = None  # Set when this node has joined.
@@ -248,6 +251,17 @@ class Node:
             stager=self.stager,
         )
         self.healths = Healths(config.node, self.invoker.endpoints, self.rpc, log.connected)
+        self.vitals = AllVitals(config.node, self.rpc, connected=log.connected, here=self._vitals)
+
+    def _vitals(self) -> Vitals:
+        free, total = disk_bytes(self.config.data)
+        return Vitals(
+            uptime_s=int(self.clock.monotonic_s() - self._began_s),
+            disk_free=free,
+            disk_total=total,
+            memory_bytes=memory_bytes(),
+            loop_lag_ms=round(self.watchdog.lag_s * 1000),
+        )
 
     async def join(self) -> Serving:
         """Found the cluster with the others or rejoin it, host the partitions of this node, and lead some of them."""
@@ -283,6 +297,7 @@ class Node:
             removal=self.removal,
             invoker=self.invoker,
             healths=self.healths,
+            vitals=self.vitals,
         )
 
     async def until_removed(self) -> None:

@@ -14,6 +14,7 @@ from holdfast.cluster.members.founding import Founding
 from holdfast.cluster.members.handover import Handover
 from holdfast.cluster.members.operations import Operations
 from holdfast.cluster.members.releases import Releases
+from holdfast.cluster.members.vitals import UNKNOWN, AllVitals, Vitals
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.registry.machine import MetaMachine
 from holdfast.cluster.registry.metalog import MetaLog
@@ -24,10 +25,15 @@ from holdfast.cluster.values.shared_store import Objects
 from holdfast.log.errors import ProposalError
 from holdfast.log.link import LinkStatus
 from holdfast.log.node import Group, LogNode
+from holdfast.statemachine.members import ACTIVE, Member
 
 FRESH_S: Final = 3.0  # How long an operator waits for a meta group without a leader.
 
 NOT_CONNECTED: Final = "not connected"
+#: Conditions of nodes that are members for good; others are shown with their state.
+OK: Final = "ok"
+UNREACHABLE: Final = "unreachable"
+DISK_FULL: Final = "disk full"
 
 
 class Overview(NamedTuple):
@@ -42,6 +48,7 @@ class Overview(NamedTuple):
     handover: Handover
     operations: Operations
     releases: Releases
+    vitals: AllVitals
     snapshots: Snapshots
     objects: Objects
 
@@ -50,8 +57,9 @@ class Overview(NamedTuple):
 
         Nodes and the table are linearizable, if the meta group answers. The rest is as this node sees it: links,
         leaders, and the progress of others, which only a leader knows."""
-        fresh = await self._is_fresh()
-        changing = await self.controller.doing_now()
+        fresh, changing, vitals = await asyncio.gather(
+            self._is_fresh(), self.controller.doing_now(), self.vitals.everywhere()
+        )
         membership = self.meta.state.membership
         return {
             "cluster": self.config.cluster,
@@ -63,7 +71,7 @@ class Overview(NamedTuple):
             "pauses": [show_pause(each) for each in self.meta.state.pauses.by_scope.values()],
             "replication": membership.replication,
             "level": self.meta.state.level,
-            "nodes": self._nodes(reasons=reasons),
+            "nodes": self._nodes(vitals, reasons=reasons),
             "snapshots": show_snapshots(self.snapshots),
             "blobs": self.objects.show(),
             "meta": show_group(self.log.group(META_GROUP)),
@@ -88,19 +96,32 @@ class Overview(NamedTuple):
             return False
         return True
 
-    def _nodes(self, *, reasons: bool) -> list[dict[str, Any]]:
+    def _nodes(self, vitals: Mapping[str, Vitals], *, reasons: bool) -> list[dict[str, Any]]:
         links, releases = self.log.links(), self.releases.known
         return [
             {
                 **self.operations.show(member),
+                "condition": self._condition(member, links),
+                **(vitals[name].show() if name in vitals else UNKNOWN),
                 "version": releases[name].version if name in releases else None,
                 "level": releases[name].level if name in releases else None,
                 "disk_full": name in self.handover.full,
-                "connected": name == self.config.node or (name in links and links[name].connected),
+                "connected": self._is_connected(name, links),
                 "error": self._link_error(links.get(name), reasons=reasons),
             }
             for name, member in sorted(self.meta.state.membership.nodes.items())
         ]
+
+    def _is_connected(self, name: str, links: Mapping[str, LinkStatus]) -> bool:
+        return name == self.config.node or (name in links and links[name].connected)
+
+    def _condition(self, member: Member, links: Mapping[str, LinkStatus]) -> str:
+        """In a word: whether the node works, or what is the matter with it."""
+        if member.state != ACTIVE:
+            return member.state
+        if not self._is_connected(member.name, links):
+            return UNREACHABLE
+        return DISK_FULL if member.name in self.handover.full else OK
 
     @staticmethod
     def _link_error(link: LinkStatus | None, *, reasons: bool) -> str | None:

@@ -165,6 +165,7 @@ def test_an_invocation_is_shown_with_its_tree_and_its_values(cli: Cli) -> None:
     assert cli.ok("invocations", "value", child) == large + "\n"
     assert cli.ok("invocations", "value", root, "1", "--input") == large + "\n"
     assert cli.ok("invocations", "value", root) == '"called"\n'
+    assert cli.json("invocations", "value", root) == {"id": root, "value": "called"}
     assert "there is no step 7" in cli.run("invocations", "value", root, "7").stderr
 
 
@@ -184,3 +185,10 @@ def test_a_dry_run_of_a_registration_prints_what_would_change(cli: Cli) -> None:
     assert "would be refused without --force" in forced and "Nothing was registered." in forced
     assert shown["dry_run"] is True and not shown["created"] and len(shown["breaks"]) == 1
     assert "shout" not in cli.ok("services", "describe", "echo")
+
+
+def test_the_status_of_the_cluster_has_the_vitals_of_nodes(cli: Cli) -> None:
+    text = cli.ok("cluster", "status")
+
+    assert re.search(r"UP +DISK FREE +MEMORY +LOOP LAG", text)
+    assert re.search(r"n1 .* active .* GiB \(\d+%\) +\d+\.\d MiB +\d+ ms", text)

@@ -1,0 +1,68 @@
+"""How every node is doing: since when it runs, its disk, its memory, and how late its event loop is.
+
+A node answers for itself. For the whole picture it asks all connected nodes, and leaves out those that are silent or too old to
+answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Any, Final, NamedTuple
+
+from holdfast.cluster.peers.rpc import Refused, Rpc, Unanswered
+
+ASK_S: Final = 1.0  # How long an operator's request waits for silent nodes.
+_METHOD: Final = "vitals"
+
+
+class Vitals(NamedTuple):
+    """New fields go to the end, with a default, because two releases may exchange it."""
+
+    uptime_s: int
+    disk_free: int
+    disk_total: int
+    memory_bytes: int  # resident; 0: the system does not tell
+    loop_lag_ms: int  # the delay of the last timer of the event loop
+
+    def show(self) -> dict[str, Any]:
+        return {
+            "uptime_s": self.uptime_s,
+            "disk": {"free": self.disk_free, "total": self.disk_total},
+            "memory_bytes": self.memory_bytes or None,
+            "loop_lag_ms": self.loop_lag_ms,
+        }
+
+
+#: Of a node that did not answer.
+UNKNOWN: Final = {"uptime_s": None, "disk": None, "memory_bytes": None, "loop_lag_ms": None}
+
+
+class AllVitals:
+    def __init__(
+        self, node: str, rpc: Rpc, *, connected: Callable[[], Collection[str]], here: Callable[[], Vitals]
+    ) -> None:
+        self._node = node
+        self._rpc = rpc
+        self._connected = connected
+        self._here = here
+        rpc.serve(_METHOD, self._serve)
+
+    async def _serve(self, peer: str, argument: Any) -> Any:
+        return tuple(self._here())
+
+    async def everywhere(self) -> dict[str, Vitals]:
+        """Those of the nodes that answer in time, by name."""
+
+        async def ask(peer: str) -> Vitals | None:
+            try:
+                async with asyncio.timeout(ASK_S):
+                    row = await self._rpc.ask(peer, _METHOD, None)
+                return Vitals(*row[: len(Vitals._fields)])
+            except (Refused, Unanswered, TimeoutError, TypeError):
+                return None  # It is down, or runs a release that does not understand the call.
+
+        peers = list(self._connected())
+        answers = await asyncio.gather(*(ask(peer) for peer in peers))
+        found = {peer: answer for peer, answer in zip(peers, answers, strict=True) if answer is not None}
+        return {self._node: self._here(), **found}
