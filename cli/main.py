@@ -23,6 +23,7 @@ from holdfast.cli.deployments import deployments, services
 from holdfast.cli.events import events
 from holdfast.cli.identity import identity
 from holdfast.cli.invocations import invocations
+from holdfast.cli.log_level import log_level
 from holdfast.cli.objects import state
 from holdfast.cli.output import json_option, print_json
 from holdfast.cli.pauses import pause, resume
@@ -165,6 +166,7 @@ for command in (
     identity,
     pause,
     resume,
+    log_level,
     profiles.profile,
     audit,
     cert,

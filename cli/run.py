@@ -17,6 +17,7 @@ import click
 from holdfast import __version__
 from holdfast.cli.client import Failed
 from holdfast.cli.lifecycle import running, until_signalled
+from holdfast.sdk.json_lines import JsonFormatter
 
 if TYPE_CHECKING:
     from holdfast.cluster.config import Config
@@ -83,7 +84,9 @@ def dev(
     except BadConfig as error:
         raise Failed(str(error)) from None
     _refuse_open_doors(config)
-    _log(verbose)
+    if verbose and config.log_level in ("warning", "error"):
+        config = replace(config, log_level="info")
+    _log(config)
     if app is not None and ":" not in app:
         raise click.BadParameter(f"{app!r} is not MODULE:VARIABLE, as in examples.trips:app", param_hint="--app")
     _run(develop(config, app=app, handlers_port=handlers_port, reload=reload), config)
@@ -95,7 +98,13 @@ def _dev_config(
     """Settings for development, overridden by HOLDFAST_* variables, and those by the given options."""
     from holdfast.cluster.config import DEV_PARTITIONS, BadConfig, Endpoint, load
 
-    defaults = {"node": "dev", "cluster": "dev", "peer": "127.0.0.1:0", "partitions": DEV_PARTITIONS}
+    defaults = {
+        "node": "dev",
+        "cluster": "dev",
+        "peer": "127.0.0.1:0",
+        "partitions": DEV_PARTITIONS,
+        "log_level": "warning",
+    }
     config = load(None, defaults=defaults)
     if config.peers or config.founders not in ((), (config.node,)):
         raise BadConfig(
@@ -140,7 +149,7 @@ def serve(file: Path | None) -> None:
     except BadConfig as error:
         raise Failed(str(error)) from None
     _refuse_open_doors(config)
-    _log(verbose=True)
+    _log(config)
     os.umask(0o077)  # Files of a node are readable by its user only.
     _run(_serve(config), config)
 
@@ -223,9 +232,12 @@ def _run(program: Coroutine[Any, Any, None], config: Config) -> None:
         raise
 
 
-def _log(verbose: bool) -> None:
+def _log(config: Config) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter(config.node) if config.log_format == "json" else text)
+    # Libraries say nothing below warnings that an operator could use.
     logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-        stream=sys.stderr,
+        level=max(logging.getLevelNamesMapping()[config.log_level.upper()], logging.INFO), handlers=[handler]
     )
+    logging.getLogger("holdfast").setLevel(config.log_level.upper())

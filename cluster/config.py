@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from holdfast.cluster.addresses import Addresses, read_addresses
 from holdfast.cluster.durations import parse_duration_ms
+from holdfast.cluster.log_level import LEVELS
 from holdfast.cluster.origins import ANY_HOST, ANY_ORIGIN, ANYWHERE, host_behind_credentials, read_hosts, read_origins
 from holdfast.cluster.redaction import REDACTED, read_header_names
 from holdfast.snapshots.errors import BadStoreUrl
@@ -87,6 +88,9 @@ class Config:
     # Where handlers may be: names, addresses and networks, with ports or without. Default: everywhere but at link-local and
     # metadata addresses.
     deployment_addresses: Addresses = field(default_factory=Addresses)
+    log_format: str = "text"  # The log on standard error: `text`, or `json` with one object per line.
+    # Level of the log: `debug`, `info`, `warning` or `error`. `holdfast log-level` changes it at run time.
+    log_level: str = "info"
     session_lifetime: float = 12 * 3600.0  # How long a session at the console lasts.
     # Host names under which clients reach this node: `holdfast.example,*.internal`, or `*` for any. Its own addresses and
     # `localhost` are known. Requests for other names are refused, because a web page could have sent them.
@@ -456,6 +460,18 @@ def read_blobs(value: Any) -> str:
     return str(value)
 
 
+def read_log_format(value: Any) -> str:
+    if value not in ("text", "json"):
+        raise ValueError(f"{value!r:.80} is neither text nor json")
+    return str(value)
+
+
+def read_log_level(value: Any) -> str:
+    if not isinstance(value, str) or value.lower() not in LEVELS:
+        raise ValueError(f"{value!r:.80} is none of {', '.join(LEVELS)}")
+    return value.lower()
+
+
 def read_auth(value: Any) -> str:
     if value not in ("tokens", "off"):
         raise ValueError(f"{value!r:.80} is neither tokens nor off")
@@ -511,6 +527,8 @@ _SETTINGS: Final[dict[str, Callable[[Any], Any]]] = {
     "auth": read_auth,
     "admin_token_file": read_file,
     "deployment_addresses": read_addresses,
+    "log_format": read_log_format,
+    "log_level": read_log_level,
     "session_lifetime": read_seconds(60, 30 * 86400),
     "allowed_hosts": read_hosts,
     "redact_headers": read_header_names,

@@ -16,6 +16,7 @@ from holdfast.cluster.admin.events import EventAdmin
 from holdfast.cluster.admin.healths import Healths
 from holdfast.cluster.admin.identity import IdentityAdmin
 from holdfast.cluster.admin.invocations import InvocationAdmin
+from holdfast.cluster.admin.log_level import LogLevelAdmin
 from holdfast.cluster.admin.objects import ObjectAdmin
 from holdfast.cluster.admin.overview import Overview
 from holdfast.cluster.admin.pages import Pages
@@ -39,6 +40,7 @@ from holdfast.cluster.http.server import HttpServer
 from holdfast.cluster.http.sessions import Sessions
 from holdfast.cluster.http.token_use import TokenUse
 from holdfast.cluster.ingress.metrics import of_ingress
+from holdfast.cluster.log_level import LogLevel
 from holdfast.cluster.members.joining import Urls
 from holdfast.cluster.members.metrics import of_members
 from holdfast.cluster.observe.metrics import Metrics, of_certificates, of_log, of_node, of_state
@@ -87,6 +89,7 @@ class Doors:
             ground.healths.everywhere,
             open_to_all=bool(config.deployment_addresses.entries) or config.auth != "tokens",
         )
+        self._log_level = LogLevel(config.log_level)
         self.metrics = self._metrics(ground, serving, state)
         surveys, trees = Surveys(serving.reader), Trees(serving.reader)
         overview = _overview(ground, serving)
@@ -118,6 +121,7 @@ class Doors:
             IdentityAdmin(serving.identity),
             SqlAdmin(self.queries),
             PauseAdmin(registry),
+            LogLevelAdmin(config.node, self._log_level, now_ms),
         ]
         admin = Admin(parts, removed=lambda: ground.removal.why)
         self.admin = HttpServer(
@@ -184,6 +188,7 @@ class Doors:
         if self.token_use is not None:
             await self.token_use.stop()
         await self.audit.stop()
+        self._log_level.revert()
 
     @property
     def urls(self) -> Urls:

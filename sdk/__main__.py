@@ -9,13 +9,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
-import logging
 import os
 import signal
 import sys
 import traceback
 from typing import Any
 
+from holdfast.sdk import logs
 from holdfast.sdk.endpoint import Endpoint
 from holdfast.sdk.identity import load_identity
 from holdfast.sdk.loop import calm_collector, new_event_loop
@@ -89,7 +89,10 @@ def main() -> None:
         "may be repeated (default: HOLDFAST_IDENTITY_KEYS)",
     )
     given = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    try:
+        logs.configure()
+    except ValueError as error:
+        sys.exit(f"HOLDFAST_LOG_FORMAT, HOLDFAST_LOG_LEVEL: {error}")
     endpoint = load(given.target)
     try:
         endpoint.identity = load_identity(given.identity_key) or endpoint.identity

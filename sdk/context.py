@@ -51,6 +51,7 @@ from holdfast.sdk.journal import (
 from holdfast.sdk.policy import RetryPolicy
 from holdfast.sdk.run import RunOperation
 from holdfast.sdk.serde import ANY, Serde, serde_for
+from holdfast.sdk.trace_context import trace_id_of
 
 T = TypeVar("T")
 T1 = TypeVar("T1")
@@ -151,7 +152,8 @@ class Context(Combinators):
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger that is silent in replay; its records have `invocation_id`, `service`, `handler`, `key`, `attempt`."""
+        """A logger that is silent in replay; its records have `invocation_id`, `service`, `handler`, `key`, `attempt` and
+        `trace_id`."""
         if self._log is None:
             start = self._attempt.start
             fields: dict[str, object] = {
@@ -160,6 +162,7 @@ class Context(Combinators):
                 "handler": start.handler,
                 "key": start.key,
                 "attempt": start.attempt,
+                "trace_id": trace_id_of(self._attempt.headers),
             }
             self._log = _Log(logging.getLogger(f"holdfast.service.{start.service}"), self._attempt, fields)
         return self._log

@@ -53,9 +53,12 @@ _SCALARS: Final = frozenset({str, int, float, bool, type(None)})  # equal after 
 class CurrentStep:
     """The step whose function is running, as `current_step()` gives it."""
 
-    __slots__ = ("_invocation", "key", "name", "number")
+    __slots__ = ("_attempt", "_invocation", "key", "name", "number")
 
-    def __init__(self, invocation: InvocationId, name: str, key: str, number: int) -> None:
+    def __init__(
+        self, invocation: InvocationId, name: str, key: str, number: int, attempt: Attempt | None = None
+    ) -> None:
+        self._attempt = attempt
         self._invocation = invocation
         self.name = name
         self.key = key
@@ -74,6 +77,12 @@ class CurrentStep:
 
 
 _step: contextvars.ContextVar[CurrentStep | None] = contextvars.ContextVar("holdfast_step", default=None)
+
+
+def running_step() -> tuple[CurrentStep | None, Attempt | None]:
+    """The step whose function is running, and its attempt."""
+    step = _step.get()
+    return step, step._attempt if step is not None else None
 
 
 def current_step() -> CurrentStep:
@@ -365,7 +374,7 @@ class RunOperation(Operation[T]):
         """Call the function outside all scopes, with its step as `current_step()`."""
         attempt = self.attempt
         scope = scopes.current.set(None)
-        step = _step.set(CurrentStep(attempt.id, self.name, self.key, self.tries))
+        step = _step.set(CurrentStep(attempt.id, self.name, self.key, self.tries, attempt))
         attempt.functions += 1
         try:
             if inspect.iscoroutinefunction(function):

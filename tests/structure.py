@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "holdfast.log",
         "holdfast.statemachine",
         *JOURNAL,
+        "holdfast.sdk.json_lines",  # Logs of nodes and of handlers have one form.
         "holdfast.sdk.loop",  # The event loop that nodes and handlers run on.
     ),
     "chaos": ("holdfast",),

@@ -6,6 +6,7 @@ from typing import Final
 
 from holdfast.cluster.admin.parameters import END_BY_NAME, STATUS_BY_NAME
 from holdfast.cluster.http.routes import NUMBER, PUBLIC, Parameter, Route
+from holdfast.cluster.log_level import LEVELS
 from holdfast.statemachine.access import ADMIN, APPROVE, OPERATE, READ, ROLES
 from holdfast.statemachine.survey import AWAKEABLE, IN_DOUBT, PROMISED, TIMED
 
@@ -593,6 +594,27 @@ ROUTES: Final = (
         answers=((200, "resumed, and what is still paused"), (404, "it is not paused")),
     ),
     Route("GET", "/metrics", "metrics", "Metrics for Prometheus", READ, answers=((200, "text"),)),
+    Route("GET", "/log-level", "log_level", "The level of the log of the node that is asked", READ),
+    Route(
+        "PUT",
+        "/log-level",
+        "set_log_level",
+        "Change the level of the log of the node that is asked, while it runs",
+        OPERATE,
+        body={
+            "type": "object",
+            "required": ["level"],
+            "properties": {
+                "level": {
+                    "type": ["string", "null"],
+                    "enum": [*LEVELS, None],
+                    "description": "null: the level of the setting `log_level`",
+                },
+                "for": {"type": "string", "description": "return to the level of the setting after this long: 10m"},
+            },
+        },
+        answers=((200, "the current level"),),
+    ),
     Route("GET", "/openapi.json", "openapi", "The OpenAPI description of this API", READ),
 )
 FILTER_NAMES: Final = tuple(parameter.name for parameter in FILTERS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any, Final, NamedTuple, Protocol
 
 from holdfast.cluster.handlers.large import LargeOutcome
@@ -15,7 +16,7 @@ from holdfast.cluster.handlers.timings import Timings
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.registry.machine import Target
 from holdfast.log.errors import ProposalError, TooLarge
-from holdfast.sdk.ids import NO_INVOCATION, InvocationId
+from holdfast.sdk.ids import NO_INVOCATION, InvocationId, format_id
 from holdfast.statemachine.commands import Command
 from holdfast.statemachine.effects import Code, First, Result
 from holdfast.statemachine.outcomes import failed
@@ -46,7 +47,7 @@ class Ticket(NamedTuple):
     first: First | None  # Only if it starts at once. A waiting attempt is read from the state again.
     handler: tuple[str, str]  # Its service, and its name there.
     losses: int = 0  # Consecutive streams that its invocation lost.
-    since: float = 0.0  # When it began to wait, by the clock of the loop.
+    since: float = 0.0  # When it began to wait, by `perf_counter`.
 
 
 class Opening(NamedTuple):
@@ -202,7 +203,8 @@ class Attempt:
         self.pinned = pinned
         self.order = order  # Its START contained the journal's events up to this one.
         self.length = self.sent = length  # Steps acknowledged, or about to be; and steps received.
-        self.began_at = self.last_frame_at = now
+        self.last_frame_at = now
+        self.began_at = perf_counter()  # uvloop's clock is too coarse for what follows.
         self.ours_s = 0.0  # How long its handler waited until steps were durable,
         self.waits_since = 0.0  # and since when it waits now; 0 if it does not.
         #: Commands that follow a large value that is still being staged, in order, and whether each is the last.
@@ -219,19 +221,32 @@ class Attempt:
     def level(self) -> int:
         return self.partition.level
 
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """For records of the log that are about it."""
+        target = self.target
+        return {
+            "invocation_id": format_id(self.id),
+            "service": target.service,
+            "handler": target.handler,
+            "attempt": self.epoch,
+            "partition": self.partition.number,
+        }
+
     def now_ms(self) -> int:
         return self.partition.now_ms()
 
-    def acknowledged(self, length: int, now: float) -> None:
+    def acknowledged(self, length: int) -> None:
         """Steps below `length` are durable."""
         self.length = length  # An equal length is also an answer: to a step that was already recorded.
         if length >= self.sent and self.waits_since:
-            self.ours_s += now - self.waits_since
+            self.ours_s += perf_counter() - self.waits_since
             self.waits_since = 0.0
         self.carrier.acknowledge(self)
 
-    def measure(self, timings: Timings, now: float) -> None:
+    def measure(self, timings: Timings) -> None:
         """It ends with an answer of its handler."""
+        now = perf_counter()
         ours_s = self.ours_s + (now - self.waits_since if self.waits_since else 0.0)
         timings.ended(now - self.began_at, ours_s)
 

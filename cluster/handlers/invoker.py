@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from random import Random
+from time import perf_counter
 from typing import Any, Final
 
 from holdfast.cluster.clock import Clock
@@ -135,8 +136,8 @@ class Invoker:
             return
         target = self.find(service, handler, deployment)
         if target is not None:
-            now = self._loop.time()
-            ticket = Ticket(owner, effect.id, effect.epoch, first, handler=(service, handler), losses=losses, since=now)
+            names = service, handler
+            ticket = Ticket(owner, effect.id, effect.epoch, first, handler=names, losses=losses, since=perf_counter())
             self.endpoint(target.deployment).enqueue(ticket)
         elif is_fresh:
             refusal = self._failures.unoffered(
@@ -170,7 +171,7 @@ class Invoker:
     def acknowledge(self, effect: Acknowledge) -> None:
         attempt = self.attempts.get(effect.id)
         if attempt is not None and attempt.epoch == effect.epoch and attempt.length <= effect.length:
-            attempt.acknowledged(effect.length, self._loop.time())
+            attempt.acknowledged(effect.length)
 
     def complete(self, effect: SendCompletion) -> None:
         attempt = self.attempts.get(effect.id)
@@ -327,7 +328,7 @@ class Invoker:
 
     def submit(self, attempt: Attempt, wanted: Command, *, last: bool) -> None:
         if attempt.sent > attempt.length and not attempt.waits_since:
-            attempt.waits_since = attempt.last_frame_at
+            attempt.waits_since = perf_counter()
         if attempt.backlog or self.stager.large(wanted):
             self._stage(attempt, wanted, last=last)
         else:
@@ -345,7 +346,7 @@ class Invoker:
                 await self.fresh()
                 break
             except ProposalError as error:
-                logger.warning("%s waits: looking up a handler that it calls failed: %s", format_id(attempt.id), error)
+                logger.warning("%s waits for a lookup: %s", format_id(attempt.id), error, extra=attempt.log_fields)
                 await asyncio.sleep(_ASK_AGAIN_S)
         said, attempt.unresolved = attempt.unresolved, []
         self.staging_bytes -= sum(weight for _, weight in said)
@@ -360,14 +361,14 @@ class Invoker:
 
     def blame(self, attempt: Attempt, why: str) -> None:
         """The attempt's SDK violated the protocol. A retry rarely helps, so the invocation soon waits for an operator."""
-        logger.error("%s: %s", format_id(attempt.id), why)
+        logger.error("%s: %s", format_id(attempt.id), why, extra=attempt.log_fields)
         self.drop(attempt, cut_text(why))
         if not attempt.owner.ended:
             attempt.partition.submit(self._failures.of_protocol(attempt, why), attempt.answered)
 
     def _submit(self, attempt: Attempt, wanted: Command, *, last: bool) -> None:
         if last:
-            attempt.measure(self.timings, self._loop.time())
+            attempt.measure(self.timings)
             self._end(attempt)
         elif type(wanted) is FailAttempt:
             self.drop(attempt, wanted.failure[2])  # It made an invalid request.
@@ -405,7 +406,7 @@ class Invoker:
         except ProposalError as error:
             attempt.answered(error)
         except Exception:
-            logger.exception("staging a large value of %s failed", format_id(attempt.id))
+            logger.exception("staging a large value of %s failed", format_id(attempt.id), extra=attempt.log_fields)
             self.lost(attempt, "internal error of this node")
         finally:
             self.staging_bytes -= sum(self.stager.large(wanted) for wanted, _ in backlog)
@@ -445,7 +446,7 @@ class Invoker:
     def lost(self, attempt: Attempt, why: str) -> None:
         """The attempt cannot continue, so the next one must. Harmless if the state has already moved on."""
         if not attempt.over:
-            logger.debug("%s: attempt %d is lost: %s", format_id(attempt.id), attempt.epoch, why)
+            logger.debug("%s lost an attempt: %s", format_id(attempt.id), why, extra=attempt.log_fields)
             self.drop(attempt, why)
         if not attempt.owner.ended:
             attempt.owner.redispatch(attempt.id, attempt.epoch)

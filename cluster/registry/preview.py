@@ -34,7 +34,7 @@ class Preview(NamedTuple):
 def preview(state: MetaState, uri: str, offer: Offer) -> Preview:
     """Changes are those between the newest revision of each service and what the endpoint offers."""
     there = state.at(uri)
-    command = RegisterDeployment("", uri, *offer, metadata={}, force=False)
+    command = RegisterDeployment(id="", uri=uri, **offer._asdict(), metadata={}, force=False)
     if there is not None and there.same_manifest(command, state.level):
         services = [(service, there.revisions[service.name]) for service in offer.services]
         return Preview(id=there.id, created=False, changes=[], breaks=[], services=services)

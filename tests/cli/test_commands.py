@@ -319,3 +319,16 @@ def test_cluster_commands_show_nodes_and_explain_refusals(cli: Cli) -> None:
     assert cli.run("cluster", "drain", "n1", "--undo", "--move").exit_code == 2
     assert cli.json("cluster", "drain", "n1", "--undo")["state"] == "active"
     assert cli.run("cluster", "add", "n2", "nowhere").exit_code == 1
+
+
+def test_the_level_of_the_log_is_shown_changed_and_reset(cli: Cli) -> None:
+    node = cli.at.node.config.node
+    try:
+        assert cli.ok("log-level") == f"{node} logs info\n"
+        assert cli.ok("log-level", "debug", "--for", "10m").startswith(f"{node} logs debug until 20")
+        assert cli.ok("log-level", "error") == f"{node} logs error (setting: info)\n"
+        assert cli.json("log-level", "reset")["level"] == "info"
+        assert cli.run("log-level", "--for", "10m").exit_code == 2
+        assert "is not a duration" in cli.run("log-level", "debug", "--for", "soon").stderr
+    finally:
+        cli.ok("log-level", "reset")

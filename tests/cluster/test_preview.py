@@ -38,7 +38,7 @@ def offered(*services: Service) -> Offer:
 
 def with_old(uri: str = "http://old") -> MetaState:
     state = MetaState()
-    apply(state, 1, RegisterDeployment("dp_1", uri, *offered(OLD), metadata={}, force=False))
+    apply(state, 1, RegisterDeployment(id="dp_1", uri=uri, **offered(OLD)._asdict(), metadata={}, force=False))
     return state
 
 
