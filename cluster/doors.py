@@ -95,7 +95,7 @@ class Doors:
         overview = _overview(ground, serving)
         self.queries = _queries(ground, serving, overview, healths)
         parts = [
-            Pages(config, registry, sessions),
+            Pages(config, sessions),
             NodeAdmin(
                 unhealthy=serving.health.unhealthy,
                 warnings=serving.health.warnings,

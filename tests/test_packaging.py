@@ -121,6 +121,14 @@ def test_the_wheel_has_every_room_but_chaos(wheel: Path) -> None:
     assert {part[1] for part in parts if len(part) > 2 and part[0] == "holdfast"} == ROOMS_SHIPPED
 
 
+def test_the_wheel_has_every_file_of_the_console(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        shipped = {name for name in archive.namelist() if name.startswith("holdfast/console/")}
+
+    files = {f"holdfast/{path.relative_to(ROOT)}" for path in (ROOT / "console").rglob("*") if path.is_file()}
+    assert {name for name in files if "__pycache__" not in name} == shipped
+
+
 def test_the_wheel_and_the_code_have_one_version(wheel: Path) -> None:
     assert wheel_metadata(wheel)["Version"] == __version__
 

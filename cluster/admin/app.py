@@ -64,7 +64,7 @@ class Admin:
             allowed.append(route.method)
         if allowed:
             raise WrongMethod(", ".join(sorted(allowed)), f"{request.method} is not supported for this path")
-        raise NotFound(f"there is nothing at {path!r:.200}", "GET / lists what there is")
+        raise NotFound(f"there is nothing at {path!r:.200}", "GET /openapi.json lists what there is")
 
     async def on_openapi(self, request: AdminRequest) -> Answer:
         return json_answer(200, openapi())

@@ -1,101 +1,84 @@
-"""The pages of the admin API for people: the overview, and where they sign in.
+"""The web console for browsers: its files, and the sessions of its users.
 
-The pages are HTML of ours and files of console/. They have no scripts or styles of their own and load nothing from elsewhere:
-the policy that goes with every answer forbids it.
+The console is static files of console/, which show what the admin API answers. So the files are public: they say nothing about
+this node, and everything else needs a role. They load nothing from elsewhere, and have no scripts or styles inside HTML: the
+policy that goes with every answer forbids both.
 """
 
 from __future__ import annotations
 
-import html
+import hashlib
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from holdfast import __version__, console
 from holdfast.cluster.admin.parameters import AdminRequest, json_answer, read_body
-from holdfast.cluster.admin.routes import ROUTES
 from holdfast.cluster.admin.views import show_time
 from holdfast.cluster.config import Config
 from holdfast.cluster.errors import BadRequest, Conflict, NotFound
 from holdfast.cluster.http.access import Principal
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.http.sessions import Sessions
-from holdfast.cluster.registry.registry import Registry
 from holdfast.statemachine.access import READ, permits
 
-HTML: Final = "text/html; charset=utf-8"
 SESSION_BYTES_MAX: Final = 4096  # A token and some JSON around it.
-#: Files that anybody may have, whether signed in or not.
-FILES: Final = {"console.css": "text/css; charset=utf-8", "session.js": "text/javascript; charset=utf-8"}
+INDEX: Final = "index.html"
+#: The files that are served, by the end of their name. Others (Python, licences, notes) stay in the folder.
+TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+class File(NamedTuple):
+    content: bytes
+    content_type: str
+    etag: str
+
+
+def read_files(folder: Path) -> dict[str, File]:
+    """Every file of the console by its path in the folder: `app.js`, `pages/cluster.js`."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in TYPES and path.is_file():
+            content = path.read_bytes()
+            etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+            files[path.relative_to(folder).as_posix()] = File(content, TYPES[path.suffix], etag)
+    return files
 
 
 class Pages:
-    def __init__(self, config: Config, registry: Registry, sessions: Sessions | None) -> None:
+    def __init__(self, config: Config, sessions: Sessions | None) -> None:
         self._config = config
-        self._registry = registry
         self._sessions = sessions
-        folder = Path(console.__file__).parent
-        self._files = {name: (folder / name).read_bytes() for name in FILES}
+        self._files = read_files(Path(console.__file__).parent)
 
     async def on_page(self, request: AdminRequest) -> Answer:
-        principal = request.request.principal
-        content = self._overview(principal) if permits(principal.roles, READ) else self._sign_in(principal)
-        text = (
-            '<!doctype html><html lang="en"><meta charset="utf-8"><title>Holdfast</title>'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            '<link rel="stylesheet" href="/console/console.css"><script src="/console/session.js" defer></script>'
-            f"<main>{content}</main></html>"
-        )
-        return Answer(200, text.encode(), HTML)
+        return self._file(request, INDEX)
 
     async def on_console_file(self, request: AdminRequest) -> Answer:
-        name = request.path["name"]
-        if name not in self._files:
-            raise NotFound(f"there is no file {name!r:.80}", f"there are: {', '.join(FILES)}")
-        return Answer(200, self._files[name], FILES[name])
+        return self._file(request, request.path["name"])
 
-    def _overview(self, principal: Principal) -> str:
-        rows = "".join(
-            f"<tr><td>{route.method}<td><code>{html.escape(route.path)}</code><td>{html.escape(route.summary)}"
-            for route in ROUTES
-        )
-        names = ", ".join(html.escape(name) for name in sorted(self._registry.state.offers)) or "none registered yet"
-        return (
-            f"<header><h1>Holdfast {__version__}</h1>{self._signed_in(principal)}</header>"
-            f"<p>Node <b>{html.escape(self._config.node)}</b> of cluster <b>{html.escape(self._config.cluster)}</b>. "
-            f"Services: {names}.</p>"
-            '<p><a href="/invocations">invocations</a> · <a href="/deployments">deployments</a> · '
-            '<a href="/services">services</a> · <a href="/cluster">cluster</a> · <a href="/metrics">metrics</a> · '
-            '<a href="/openapi.json">openapi.json</a></p>'
-            f"<p>In a terminal: <code>holdfast invocations list</code>.</p><table>{rows}</table>"
-        )
+    async def on_console_folder(self, request: AdminRequest) -> Answer:
+        return self._file(request, f"{request.path['folder']}/{request.path['name']}")
 
-    def _signed_in(self, principal: Principal) -> str:
-        if self._sessions is None:
-            return ""
-        return (
-            f"<p>Signed in as <b>{html.escape(principal.name)}</b> ({html.escape(', '.join(principal.roles))}) "
-            '<button id="sign-out" type="button">Sign out</button></p>'
-        )
-
-    def _sign_in(self, principal: Principal) -> str:
-        """Says nothing about the node to strangers but that it is one."""
-        note = ""
-        if principal.roles:
-            note = (
-                f'<p id="signed-in">The token of {html.escape(principal.name)} may not see this page: it needs the role '
-                'read. <button id="sign-out" type="button">Sign out</button></p>'
-            )
-        return (
-            f'<section class="card"><h1>Holdfast</h1>{note}<form id="sign-in"><label for="token">Token</label>'
-            '<input id="token" type="password" autocomplete="off" spellcheck="false" placeholder="hf_…" required autofocus>'
-            '<button type="submit">Sign in</button><p id="problem" role="alert"></p></form>'
-            "<p>An operator creates one: <code>holdfast token create NAME --role read</code></p></section>"
-        )
+    def _file(self, request: AdminRequest, name: str) -> Answer:
+        file = self._files.get(name)
+        if file is None:
+            raise NotFound(f"the console has no file {name!r:.80}", "open / for the console")
+        # Browsers ask each time whether their copy is current, so a new release is seen at once.
+        headers = {"ETag": file.etag, "Cache-Control": "no-cache"}
+        known = request.request.headers.get("If-None-Match", "")
+        if file.etag in (each.strip().removeprefix("W/") for each in known.split(",")):
+            return Answer(304, b"", file.content_type, headers=headers)
+        return Answer(200, file.content, file.content_type, headers=headers)
 
     # -- sessions ----------------------------------------------------------------------------------------------------
 
     async def on_session(self, request: AdminRequest) -> Answer:
-        return json_answer(200, _show(request.request.principal))
+        return json_answer(200, self._show(request.request.principal))
 
     async def on_sign_in(self, request: AdminRequest) -> Answer:
         if self._sessions is None:
@@ -106,7 +89,7 @@ class Pages:
             raise BadRequest('"token" is missing', 'send JSON as in {"token": "hf_..."}')
         session = await self._sessions.sign_in(token, secure=self._is_secure(request))
         request.request.principal = session.principal
-        shown = {**_show(session.principal), "expires_at": show_time(session.expires_ms)}
+        shown = {**self._show(session.principal), "expires_at": show_time(session.expires_ms)}
         return json_answer(200, shown)._replace(headers={"Set-Cookie": session.cookie})
 
     async def on_sign_out(self, request: AdminRequest) -> Answer:
@@ -123,12 +106,15 @@ class Pages:
             return True
         return request.request.headers.get("Origin", "").startswith("https://")
 
-
-def _show(principal: Principal) -> dict[str, Any]:
-    return {
-        "signed_in": bool(principal.roles),
-        "id": principal.id or None,
-        "name": principal.name,
-        "roles": list(principal.roles),
-        "services": sorted(principal.services),
-    }
+    def _show(self, principal: Principal) -> dict[str, Any]:
+        shown = {
+            "signed_in": bool(principal.roles),
+            "id": principal.id or None,
+            "name": principal.name,
+            "roles": list(principal.roles),
+            "services": sorted(principal.services),
+            "asks_for_tokens": self._sessions is not None,
+        }
+        if permits(principal.roles, READ):  # Strangers learn nothing about the node.
+            shown |= {"node": self._config.node, "cluster": self._config.cluster, "version": __version__}
+        return shown

@@ -53,14 +53,22 @@ _RESTART: Final = (
 )
 _NOT_FOUND: Final = (404, "there is no such object")
 ROUTES: Final = (
-    Route("GET", "/", "page", "An overview page for people, or the page to sign in", PUBLIC, answers=((200, "HTML"),)),
+    Route("GET", "/", "page", "The web console", PUBLIC, answers=((200, "HTML"),)),
     Route(
         "GET",
         "/console/{name}",
         "console_file",
-        "A file of these pages",
+        "A file of the console",
         PUBLIC,
-        answers=((200, "the file"), _NOT_FOUND),
+        answers=((200, "the file"), (304, "it has not changed"), _NOT_FOUND),
+    ),
+    Route(
+        "GET",
+        "/console/{folder}/{name}",
+        "console_folder",
+        "A file of the console in a folder",
+        PUBLIC,
+        answers=((200, "the file"), (304, "it has not changed"), _NOT_FOUND),
     ),
     Route("GET", "/session", "session", "Who sends this request, by token or by cookie", PUBLIC),
     Route(

@@ -1,0 +1,93 @@
+// The start of the console: who is signed in, which page is shown. Pages are loaded when they are opened.
+import { Component, html, render, useEffect, useState } from "./lib/ui.js";
+import { refreshSession, session, useGet } from "./lib/api.js";
+import { useStore } from "./lib/store.js";
+import { route } from "./lib/router.js";
+import { Overlays } from "./parts/dialog.js";
+import { Frame } from "./parts/frame.js";
+import { Palettes } from "./parts/palette.js";
+import { SignIn } from "./parts/sign_in.js";
+import { Empty, Failure } from "./parts/basics.js";
+
+const MODULES = {
+  overview: () => import("./pages/overview.js"),
+  invocations: () => import("./pages/invocations.js"),
+  invocation: () => import("./pages/invocation.js"),
+  inbox: () => import("./pages/inbox.js"),
+  services: () => import("./pages/services.js"),
+  objects: () => import("./pages/objects.js"),
+  cluster: () => import("./pages/cluster.js"),
+  sql: () => import("./pages/sql.js"),
+  audit: () => import("./pages/audit.js"),
+  tokens: () => import("./pages/tokens.js"),
+};
+const loaded = new Map();
+
+class Boundary extends Component {
+  static getDerivedStateFromError(error) {
+    return { error };
+  }
+
+  componentDidCatch(error) {
+    console.error(error);
+  }
+
+  render({ children }, { error }) {
+    return error ? html`<div class="page"><${Failure} error=${{ message: `This page has a fault: ${error.message}`, hint: "Other pages work. Reload to try again." }} /></div>` : children;
+  }
+}
+
+function Page({ name, path, query }) {
+  const [module, set] = useState(() => loaded.get(name) || null);
+  const [error, setError] = useState(null);
+  useEffect(() => {
+    if (loaded.has(name)) return;
+    MODULES[name]().then(
+      (found) => {
+        loaded.set(name, found);
+        set(found);
+      },
+      () => setError({ message: "this page could not be loaded", hint: "reload to try again" }),
+    );
+  }, [name]);
+  if (error) return html`<div class="page"><${Failure} error=${error} /></div>`;
+  return module && html`<${module.default} path=${path} query=${query} />`;
+}
+
+/** How many things wait for somebody: shown at the inbox. */
+function useWaiting() {
+  const asked = useGet("/waiting", { kind: "in-doubt", limit: 100 }, { every: 30_000 });
+  return asked.data?.waiting.length || 0;
+}
+
+function Console() {
+  const { path, query } = useStore(route);
+  const waiting = useWaiting();
+  const first = path[0] || "overview";
+  const name = first === "invocations" && path[1] ? "invocation" : first;
+  const known = Object.hasOwn(MODULES, name);
+  return html`<${Frame} waiting=${waiting}><${Boundary} key=${`${name}/${path[1] || ""}`}>
+    ${known ? html`<${Page} key=${name} name=${name} path=${path} query=${query} />`
+      : html`<${Empty} title="There is no such page"><p>The address ends in “${first}”. Choose a page on the left.</p></${Empty}>`}
+  </${Boundary}></${Frame}>`;
+}
+
+function App() {
+  const principal = useStore(session);
+  const [problem, setProblem] = useState(null);
+  useEffect(() => {
+    let timer = 0;
+    const start = () => refreshSession().then(() => setProblem(null), (error) => {
+      setProblem(error);
+      timer = setTimeout(start, 2000);
+    });
+    start();
+    return () => clearTimeout(timer);
+  }, []);
+  if (!principal) return problem && html`<div class="page"><${Failure} error=${problem} /></div>`;
+  // Strangers are told nothing about the node, so its name says whether the token may read.
+  return html`${principal.node ? html`<${Console} />` : html`<${SignIn} principal=${principal} />`}
+    ${principal.node && html`<${Palettes} />`}<${Overlays} />`;
+}
+
+render(html`<${App} />`, document.getElementById("app"));
