@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 from typing import Final
 
 from holdfast.cluster.admin.routes import QUERY_LIMIT, QUERY_LIMIT_MAX, QUERY_TIMEOUT_S, QUERY_TIMEOUT_S_MAX
@@ -35,8 +36,8 @@ curl http://127.0.0.1:9070/query --json '{"sql": "select count(*) from invocatio
  "took_ms": 2, "rows_read": 3}
 ```
 
-Blobs are `{"base64": "…"}` in the answer. `more` says that there are further rows. `rows_read` is the
-number of rows that were examined in the partitions.
+Blobs are `{"base64": "…"}` in the answer. `more` says that there are further rows. `rows_read` is
+the number of rows that were examined in the partitions.
 
 ## The language
 
@@ -112,7 +113,9 @@ def page() -> str:
     parts = [HEAD, LIMITS, "\n## Tables\n"]
     for table in TABLES.values():
         rows = "\n".join(f"| `{each.name}` | {each.type} | {_cell(each.about)} |" for each in table.columns)
-        parts.append(f"\n### {table.name}\n\n{table.about}\n\n| column | type | |\n|---|---|---|\n{rows}\n")
+        parts.append(
+            f"\n### {table.name}\n\n{fill(table.about, 100, break_on_hyphens=False)}\n\n| column | type | |\n|---|---|---|\n{rows}\n"
+        )
     return "".join(parts)
 
 

@@ -67,7 +67,7 @@ class Queries:
             if fresh:
                 await self.source.make_fresh(list(range(self.source.count)))
             engine = Engine(reading, now_ms=self._now_ms())
-            work = loop.run_in_executor(self._threads, partial(_answer, engine, reading, sql, limit))
+            work = loop.run_in_executor(self._threads, partial(_answer, engine, reading, sql=sql, limit=limit))
             work.add_done_callback(partial(self._ended, reading))
             while not work.done():
                 await asyncio.wait([work], timeout=_LOOK_S)
@@ -98,6 +98,6 @@ class Queries:
         self.source.stop()
 
 
-def _answer(engine: Engine, reading: Reading, sql: str, limit: int) -> bytes:
+def _answer(engine: Engine, reading: Reading, *, sql: str, limit: int) -> bytes:
     result = engine.run(sql, limit)
     return result.encode(took_ms=reading.took_ms, rows_read=reading.examined)
