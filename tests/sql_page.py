@@ -113,9 +113,8 @@ def page() -> str:
     parts = [HEAD, LIMITS, "\n## Tables\n"]
     for table in TABLES.values():
         rows = "\n".join(f"| `{each.name}` | {each.type} | {_cell(each.about)} |" for each in table.columns)
-        parts.append(
-            f"\n### {table.name}\n\n{fill(table.about, 100, break_on_hyphens=False)}\n\n| column | type | |\n|---|---|---|\n{rows}\n"
-        )
+        about = fill(table.about, 100, break_on_hyphens=False)
+        parts.append(f"\n### {table.name}\n\n{about}\n\n| column | type | |\n|---|---|---|\n{rows}\n")
     return "".join(parts)
 
 

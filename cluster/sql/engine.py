@@ -49,8 +49,10 @@ _READABLE: Final = frozenset({*TABLES, "json_each", "json_tree"})
 #: SQLite's own tables that exist without being created. They would tell about this process, not about the cluster.
 _INTERNAL: Final = re.compile(r"(sqlite_|pragma_|fts|rtree|geopoly|dbstat|bytecode|tables_used)", re.I)
 _REFUSED_FUNCTIONS: Final = frozenset({"load_extension", "fts3_tokenizer", "fts5"})
-_READING: Final = re.compile(r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*(select|with|values|explain)\b", re.I | re.S)
-_NOTHING: Final = re.compile(r"(?:\s|;|--[^\n]*(?:\n|$)|/\*.*?\*/)*", re.S)
+#: Spaces and comments. Both patterns are possessive: on any text, they look at each character a few times at most.
+_SPACE: Final = r"\s++|--[^\n]*+|(?>/\*.*?\*/)"
+_READING: Final = re.compile(rf"(?:{_SPACE})*+(?:select|with|values|explain)\b", re.I | re.S)
+_NOTHING: Final = re.compile(rf"(?:;|{_SPACE})*+", re.S)
 #: The beginning of a time as text, cut between two fields: it compares with other times as the times do.
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\d(T\d\d(:\d\d(:\d\d(\.\d{3}Z?)?)?)?)?")
 _HOWS: Final = {
@@ -374,7 +376,8 @@ class Engine:
             before = sql.encode()[:offset].decode(errors="ignore")
             line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
             where = f" (line {line}, column {column})"
-        return BadRequest(f"{error}{where}", HINT)
+        message = str(error).removeprefix(f"{type(error).__name__}: ")  # Older apsw has the name in front.
+        return BadRequest(f"{message}{where}", HINT)
 
 
 _TYPES: Final = {type(None): "null", str: TEXT, int: INTEGER, float: "real", bytes: "blob"}

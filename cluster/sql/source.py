@@ -71,9 +71,11 @@ class Source:
         self._elsewhere = elsewhere
         self.overview = overview
         self._level = level
+        self._stopped = False
         self._serving = ThreadPoolExecutor(SERVING_THREADS, thread_name_prefix="rows")
 
     def stop(self) -> None:
+        self._stopped = True
         self._serving.shutdown(wait=False, cancel_futures=True)
 
     def is_here(self, number: int) -> bool:
@@ -126,7 +128,7 @@ class Source:
         except (KeyError, TypeError, ValueError) as error:
             why = f"there is no {error} here" if isinstance(error, KeyError) else str(error)
             raise Refused("Malformed", f"this node cannot answer a query of {peer}: {why}") from None
-        if number not in self._hosted:
+        if number not in self._hosted or self._stopped:
             raise Refused("NotHosted", f"partition {number} is not here")
         loop = asyncio.get_running_loop()
         try:
