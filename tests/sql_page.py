@@ -44,7 +44,8 @@ the number of rows that were examined in the partitions.
 A query is one `SELECT` statement in the [dialect of SQLite](https://sqlite.org/lang_select.html),
 with joins, aggregates, window functions, common table expressions and the
 [JSON functions](https://sqlite.org/json1.html). `explain query plan` works too. Two functions are
-added: `now_ms()`, the time of the query, and `ago_ms('2h')`, a time before it.
+added: `now_ms()`, the time of the query, and `ago_ms('2h')`, a time before it. A JSON function
+fails on a payload that is not JSON; `json_valid(value)` tells.
 
 ```sql
 -- what failed in the last hour, by kind

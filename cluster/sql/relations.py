@@ -29,6 +29,7 @@ INTEGER: Final = "integer"
 PAYLOAD: Final = "text or blob"
 SHOWN_BYTES_MAX: Final = 16 * 1024  # of one payload; a longer one is null, because half of a JSON text is none
 SLICE_BYTES: Final = 256 * 1024
+LOOK_ROWS: Final = 16  # between two looks at whether a slice is over
 
 
 class Column(NamedTuple):
@@ -153,8 +154,8 @@ def _check(column: Column, how: str, value: Any) -> Callable[[Any], bool]:
     return check
 
 
-def read_slice(table: Table, wanted: Wanted, view: View, limit: int) -> Slice:
-    """Examine at most `limit` rows."""
+def read_slice(table: Table, wanted: Wanted, view: View, limit: int, *, is_over: Callable[[], bool]) -> Slice:
+    """Examine at most `limit` rows, and few more once it `is_over`."""
     assert table.scan is not None
     getters = [table.column(name).get for name in wanted.columns]
     checks = [_check(table.column(name), how, value) for name, how, value in wanted.conditions]
@@ -174,7 +175,7 @@ def read_slice(table: Table, wanted: Wanted, view: View, limit: int) -> Slice:
             for value in row:
                 if type(value) is str or type(value) is bytes:
                     size += len(value)
-        if examined >= limit or size >= SLICE_BYTES:
+        if examined >= limit or size >= SLICE_BYTES or (examined % LOOK_ROWS == 0 and is_over()):
             return Slice(rows, positions, position, examined)
     return Slice(rows, positions, None, examined)
 

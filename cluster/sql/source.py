@@ -29,7 +29,8 @@ from holdfast.log.errors import NotHosted, ProposalError
 METHOD: Final = "rows"  # of the peer link
 LEVEL_MIN: Final = 2  # of the cluster: every node serves METHOD.
 SLICE_FIRST: Final = 64  # Rows examined by the first slice; each next one examines twice as many,
-SLICE_MAX: Final = 1024  # up to this many: some milliseconds.
+SLICE_MAX: Final = 1024  # up to this many,
+SLICE_S: Final = 0.01  # unless that takes longer.
 #: How long a query rests after each slice, as a share of the slice's time: the event loop needs the interpreter too.
 REST: Final = 0.25
 SERVING_THREADS: Final = 2
@@ -86,10 +87,16 @@ class Source:
         partition = self._hosted.get(number)
         if partition is None:
             raise NotHosted(f"partition {number} moved away")
+        recalled = Event()
+        end = perf_counter() + SLICE_S
+
+        def is_over() -> bool:
+            return recalled.is_set() or perf_counter() > end
+
         try:
-            with partition.state.lend(_nothing) as env, env.begin() as raw:
+            with partition.state.lend(recalled.set) as env, env.begin() as raw:
                 view = View(LmdbTxn(raw), number, wanted.with_ids, {})
-                return read_slice(TABLES[wanted.table], wanted, view, limit)
+                return read_slice(TABLES[wanted.table], wanted, view, limit, is_over=is_over)
         except lmdb.Error:
             if self._hosted.get(number) is partition:
                 raise
@@ -272,7 +279,3 @@ class Reading:
                 if self.must_end():
                     future.cancel()
                     raise Ended from None
-
-
-def _nothing() -> None:
-    """A slice is short: whoever wants the environment back waits for its end."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from holdfast.cluster.errors import BadRequest, Circumstance, TooLarge
 from holdfast.cluster.peers.rpc import Refused
-from holdfast.cluster.sql import engine, queries, source
+from holdfast.cluster.sql import engine, queries, relations, source
 from holdfast.cluster.sql.catalog import TABLES
 from holdfast.cluster.sql.engine import Engine
 from holdfast.cluster.sql.relations import Value, Wanted
@@ -186,6 +187,15 @@ async def test_joins_groups_windows_and_json_work(tmp_path: Path) -> None:
         assert newest == [[ids["queued"], 1]]
         assert await sql.rows("select count(*) from invocations where created_ms > ago_ms('1h')") == [[8]]
         assert await sql.rows("select count(*) from invocations where created_ms > now_ms()") == [[0]]
+
+
+async def test_the_examples_of_the_page_work(tmp_path: Path) -> None:
+    [block] = re.findall(r"```sql\n(.*?)```", sql_page.HEAD, re.DOTALL)
+    shell = re.findall(r'holdfast sql (?:--csv )?"(.*?)"', sql_page.HEAD)
+    async with busy(tmp_path) as (sql, _):
+        assert (await sql.at.call("counter/cart/add"))[0] == 200
+        for statement in [*filter(str.strip, block.split(";\n")), *shell]:
+            assert (await sql.ask(statement))["columns"], statement
 
 
 async def test_conditions_read_only_what_they_need(tmp_path: Path) -> None:
@@ -493,6 +503,23 @@ async def test_a_malformed_question_of_a_peer_is_refused(argument: Any) -> None:
     with pytest.raises(Refused, match="cannot answer a query of n2"):
         await one_.serve("n2", argument)
     one_.stop()
+
+
+async def test_a_slice_ends_when_its_partition_wants_the_state_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on where it was, and finds every row once."""
+    monkeypatch.setattr(source, "SLICE_S", 0.0)
+    monkeypatch.setattr(relations, "LOOK_ROWS", 1)
+    async with sql_of(tmp_path) as sql:
+        for _ in range(30):
+            await sql.at.call("echo/say")
+
+        first = await asyncio.to_thread(sources(sql).read, 0, Wanted("invocations", ["id"], []), 1000)
+
+        assert first.examined == 1 and first.next is not None
+        assert await sql.rows("select count(*), count(distinct id) from invocations") == [[30, 30]]
+        assert await sql.rows("select count(*) from journal") == [[30]]
 
 
 async def test_a_partition_that_moves_away_is_read_where_it_is(tmp_path: Path) -> None:
