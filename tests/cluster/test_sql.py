@@ -7,11 +7,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 
 from holdfast.cluster.errors import BadRequest, Circumstance, TooLarge
@@ -413,11 +414,12 @@ async def test_queries_at_a_time_are_bounded_and_end_when_their_clients_leave(
 async def test_a_query_ends_when_its_node_stops(tmp_path: Path) -> None:
     async with sql_of(tmp_path) as sql:
         waiting = asyncio.ensure_future(sql.refused(ENDLESS, timeout_s=120))
-        await eventually(lambda: running(sql), "the query running")
+        [reading] = await eventually(lambda: [*running(sql)], "the query running")
         await asyncio.wait_for(sql.at.node.stop(), PATIENCE_S)
         answer = await waiting
 
         assert answer["code"] == 503 and "shutting down" in answer["message"]
+        assert reading.cancelled == "this node is shutting down", "and not only when its client was given up"
 
 
 async def test_only_tokens_that_may_invoke_see_ids_of_awakeables(tmp_path: Path) -> None:
@@ -522,6 +524,18 @@ async def test_a_slice_ends_when_its_partition_wants_the_state_back(
         assert await sql.rows("select count(*) from journal") == [[30]]
 
 
+class Closing:
+    """A partition whose state closes when it is read."""
+
+    def __init__(self, hosted: dict[int, Any]) -> None:
+        self._hosted = hosted
+        self.state = self
+
+    def lend(self, stop: Callable[[], None]) -> Any:
+        self._hosted.clear()
+        raise lmdb.Error("the environment is closed")
+
+
 async def test_a_partition_that_moves_away_is_read_where_it_is(tmp_path: Path) -> None:
     """Between two slices of a query."""
     async with sql_of(tmp_path) as sql:
@@ -536,17 +550,21 @@ async def test_a_partition_that_moves_away_is_read_where_it_is(tmp_path: Path) -
             return await there.serve("n1", argument)
 
         moving = Source(2, here, fresh=_never, elsewhere=elsewhere, overview=_never, level=lambda: 2)
-        reading = Reading(moving, asyncio.get_running_loop(), deadline_s=PATIENCE_S, with_ids=True, fresh=False)
+        loop = asyncio.get_running_loop()
 
         def read() -> list[Any]:
             found = []
+            reading = Reading(moving, loop, deadline_s=PATIENCE_S, with_ids=True, fresh=False)
             for row in reading.rows(TABLES["invocations"], Wanted("invocations", ["id"], [])):
                 found.append(row[0])
                 here.clear()
             return found
 
         ids = await asyncio.to_thread(read)
+        here.update(dict.fromkeys(hosted, Closing(here)))
+        again = await asyncio.to_thread(read)
         there.stop()
         moving.stop()
 
         assert len(ids) == len({*ids}) == 10
+        assert again == ids
