@@ -60,7 +60,7 @@ class Watchdog:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         if self._health is not None:
-            self._server = _Server((self._health.host, self._health.port), self.look)
+            self._server = _Server((self._health.host, self._health.port), self.look, self._now)
             threading.Thread(target=self._server.serve_forever, args=(0.1,), name="health", daemon=True).start()
         self._beat_at = self._now()
         self._beat()
@@ -128,7 +128,8 @@ class _Server(ThreadingHTTPServer):
     allow_reuse_address = True
     request_queue_size = 128
 
-    def __init__(self, place: tuple[str, int], look: Callable[[], tuple[bool, str]]) -> None:
+    def __init__(self, place: tuple[str, int], look: Callable[[], tuple[bool, str]], now: Callable[[], float]) -> None:
+        self._now = now
         self._open: dict[socket.socket, float] = {}  # The oldest first, each with the time when it must be answered.
         self._lock = threading.Lock()
         self._crowd = Crowd(PER_ADDRESS_MAX)
@@ -146,14 +147,14 @@ class _Server(ThreadingHTTPServer):
         seat.owner = request
         with self._lock:
             oldest = next(iter(self._open)) if len(self._open) >= CONNECTIONS_MAX else None
-            self._open[request] = time.monotonic() + REQUEST_S
+            self._open[request] = self._now() + REQUEST_S
         if oldest is not None:
             self._hang_up(oldest)
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
         """Called by `serve_forever` several times a second."""
-        now = time.monotonic()
+        now = self._now()
         with self._lock:
             late = [each for each, until in self._open.items() if until <= now]
         for each in late:
