@@ -34,7 +34,7 @@ from holdfast.cluster.http import descriptors
 from holdfast.cluster.http.access import Access, open_root, read_root
 from holdfast.cluster.http.audit import Audit
 from holdfast.cluster.http.exchange import Exchange
-from holdfast.cluster.http.metrics import of_audit, of_doors
+from holdfast.cluster.http.metrics import of_audit, of_doors, of_streams
 from holdfast.cluster.http.not_serving import NotServing
 from holdfast.cluster.http.server import HttpServer
 from holdfast.cluster.http.sessions import Sessions
@@ -159,6 +159,7 @@ class Doors:
             lambda: of_doors([self.ingress.exchange, self.admin.exchange]),
             lambda: of_audit(self.audit),
             lambda: of_queries(self.queries),
+            lambda: of_streams(self.ingress.exchange, self.admin.exchange),
         )
 
     async def open(self, not_serving: NotServing) -> None:

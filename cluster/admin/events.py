@@ -15,7 +15,7 @@ from typing import Any, Final
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, read_statuses
 from holdfast.cluster.admin.views import show_time
 from holdfast.cluster.errors import BadRequest
-from holdfast.cluster.events.feed import INVOCATION, KINDS, RESET, Event, Feed
+from holdfast.cluster.events.feed import INVOCATION, KINDS, RESET, Event, Feed, Reader
 from holdfast.cluster.events.positions import BadPositions
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.http.streams import Stream
@@ -56,18 +56,27 @@ class EventAdmin:
         loop = asyncio.get_running_loop()
         try:
             hello = {"node": self._node, "resumed": reader.resumes}
-            yield b"retry: %d\n" % RETRY_MS + _block("hello", hello, reader.id)
+            yield b"retry: %d\n" % RETRY_MS + _block("hello", hello, self._id_of(reader))
             last_s = loop.time()
             while True:
                 events = await reader.read(max(last_s + SIGN_OF_LIFE_S - loop.time(), 0.0))
-                sent = b"".join([_text(each) for each in events if each.kind in kinds and _passes(each, tests)])
+                sent = b"".join([self._text(each) for each in events if each.kind in kinds and _passes(each, tests)])
                 if not sent and loop.time() - last_s >= SIGN_OF_LIFE_S:
-                    sent = b": still here\nid: %b\n\n" % reader.id.encode()
+                    sent = b": still here\n" + _line_of(self._id_of(reader)) + b"\n"
                 if sent:
                     yield sent
                     last_s = loop.time()
         finally:
             self._feed.close(reader)
+
+    def _id_of(self, reader: Reader) -> str | None:
+        return reader.id if self._feed.is_resumable else None
+
+    def _text(self, event: Event) -> bytes:
+        """One event for all readers: it is encoded once."""
+        if event.text is None:
+            event.text = _block(event.kind, _show(event), event.id if self._feed.is_resumable else None)
+        return event.text
 
 
 def _read_kinds(text: str | None) -> Sequence[str]:
@@ -109,13 +118,6 @@ def _passes(event: Event, tests: Sequence[_Test]) -> bool:
     return change is None or all(test(change) for test in tests)
 
 
-def _text(event: Event) -> bytes:
-    """One event for all readers: it is encoded once."""
-    if event.text is None:
-        event.text = _block(event.kind, _show(event), event.id)
-    return event.text
-
-
 def _show(event: Event) -> dict[str, Any]:
     if event.change is not None:
         assert event.kind == INVOCATION, "only invocations change"
@@ -140,5 +142,8 @@ def show_change(change: Change) -> dict[str, Any]:
 
 def _block(event: str, data: dict[str, Any], id_: str | None) -> bytes:
     """JSON has no line breaks, so its text is one line."""
-    head = f"id: {id_}\n" if id_ is not None else ""
-    return f"{head}event: {event}\ndata: {json.dumps(data)}\n\n".encode()
+    return _line_of(id_) + f"event: {event}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+def _line_of(id_: str | None) -> bytes:
+    return b"" if id_ is None else b"id: %b\n" % id_.encode()

@@ -36,6 +36,8 @@ BEGIN_S: Final = 2.0
 ROWS: Final = 250
 #: Events in the list that all readers share.
 LIST_MAX: Final = 8192
+#: With more, ids would be too long for the header in which clients return them, so events have none.
+RESUMABLE_PARTITIONS_MAX: Final = 1000
 #: Read at a time by a reader that catches up.
 CATCH_UP_ROWS: Final = 1000
 #: Events that a reader gets at a time.
@@ -102,6 +104,10 @@ class Feed:
         self.events: list[Event] = []
         self.first = 0  # The number of the first event in the list, since the node started.
         self._news: asyncio.Future[None] | None = None
+
+    @property
+    def is_resumable(self) -> bool:
+        return self._partitions <= RESUMABLE_PARTITIONS_MAX
 
     @property
     def readers(self) -> int:
@@ -297,10 +303,9 @@ class Feed:
         deadline = loop.time() + BEGIN_S
         while True:
             replica = self._hosted.get(number)
-            if replica is not None:
-                found: Slice | None = replica.machine.changes.after(after, CATCH_UP_ROWS)
-            else:
-                found = (await self._remote.read({number: after})).get(number)
+            found = replica.machine.changes.after(after, CATCH_UP_ROWS) if replica is not None else None
+            if found is None or found.lost:  # A node that runs for longer may still know them.
+                found = (await self._remote.read({number: after})).get(number, found)
             if found is not None and found.lost:
                 raise Lost(_TOO_MANY.format(number))
             if found is not None and found.position > after:

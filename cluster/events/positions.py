@@ -21,9 +21,7 @@ from holdfast.cluster.partition.changes import ALL, Position
 
 VERSION: Final = 1
 MARK_BYTES: Final = 4
-PARTITIONS_MAX: Final = 4096
-#: Of the text of an id of that many partitions.
-CHARS_MAX: Final = 64 * 1024
+CHARS_MAX: Final = 8 * 1024  # Of an id: about as many as a header has.
 _NUMBER_BYTES_MAX: Final = 10
 
 #: By partition. None: nothing is known about it, because no node with a replica was reachable.

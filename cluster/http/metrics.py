@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from holdfast.cluster.http.audit import Audit
 from holdfast.cluster.http.exchange import Exchange
@@ -32,3 +32,18 @@ def of_audit(audit: Audit) -> Iterator[Metric]:
         "Acts that are not in the audit trail. The log of the node has them, except refused ones beyond an allowance.",
         audit.unrecorded,
     )
+
+
+def of_streams(*exchanges: Exchange) -> Iterator[Metric]:
+    open_ = GaugeMetricFamily("holdfast_streams", "Open streams of a listener.", labels=["listener"])
+    refused = CounterMetricFamily(
+        "holdfast_streams_refused", "Streams refused because a listener had too many.", labels=["listener"]
+    )
+    slow = CounterMetricFamily(
+        "holdfast_streams_slow", "Streams ended because their clients did not read.", labels=["listener"]
+    )
+    for exchange in exchanges:
+        open_.add_metric([exchange.source], exchange.streams.open)
+        refused.add_metric([exchange.source], exchange.streams.refused)
+        slow.add_metric([exchange.source], exchange.streams.slow)
+    yield from (open_, refused, slow)

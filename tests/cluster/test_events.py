@@ -15,7 +15,7 @@ from holdfast.cluster.events import feed as feed_module
 from holdfast.cluster.partition import changes as changes_module
 from holdfast.sdk.ids import format_id, partition_of
 from tests.cluster.harness import PATIENCE_S, FakeEndpoint, Handled, eventually
-from tests.cluster.serving import HANDLERS, Serving, run
+from tests.cluster.serving import HANDLERS, Serving, run, serving
 from tests.cluster.test_three_nodes import Seat, echo, three
 from tests.cluster.watching import Watcher, watching
 
@@ -159,16 +159,11 @@ def test_changes_of_deployments_and_of_their_health_are_told(tmp_path: Path) -> 
             await other.start()
             await at.admin("POST", "/deployments", json={"uri": other.uri})
             assert (await watcher.next()).kind == "deployments"
+            await at.call("late/say")
+            assert (await watcher.next()).kind == "deployments", "it is in use, and healthy"
             await other.stop()
             await at.send("late/say")
-
-            async def is_down() -> bool:
-                shown = (await at.admin("GET", "/deployments"))[1]["deployments"]
-                return any(each["health"]["status"] == "down" for each in shown)
-
-            async with asyncio.timeout(PATIENCE_S):
-                while not await is_down():
-                    await watcher.next()
+            assert (await watcher.next()).kind == "deployments", "it is down"
 
     run(tmp_path, scenario)
 
@@ -234,6 +229,7 @@ def test_a_reader_that_comes_back_later_gets_the_newest_state_of_each(tmp_path: 
         ids = [await at.send("trips/book") for _ in range(5)]
         for id_ in ids:
             await at.reaches(id_, "completed")
+        await eventually(lambda: not at.node.serving.feed.readers, "a feed that begins anew")
 
         async with watching(at.node.admin_url, after=watcher.id) as again:
             found = await again.until(lambda each: each.kind == "deployments")
@@ -425,6 +421,53 @@ async def test_a_node_that_goes_is_told_as_a_change_of_the_cluster(tmp_path: Pat
             await watcher.until(lambda each: each.kind == "cluster")
 
     await scattered(tmp_path, scenario)
+
+
+async def test_a_restarted_node_resumes_from_what_another_one_remembers(tmp_path: Path) -> None:
+    async def scenario(cluster: Any) -> None:
+        first, *others = cluster.up()
+        async with watching(url_of(first), kinds="invocation") as watcher:
+            pass
+        missed = format_id(await others[0].send("echo/say", b"x", key="k"))
+        await others[0].call("echo/say", b"x", key="k")
+        await first.kill()
+        await first.start()
+        await cluster.led()
+
+        async with watching(url_of(first), after=watcher.id, kinds="invocation") as again:
+            assert missed in {each["id"] for each in await again.invocations(missed, "completed")}
+            assert "reset" not in {each.kind for each in again.seen}
+
+    await scattered(tmp_path, scenario)
+
+
+async def test_streams_are_counted_in_the_metrics(tmp_path: Path) -> None:
+    async def scenario(at: Serving) -> None:
+        async with watching(at.node.admin_url):
+            text = (await at.admin("GET", "/metrics"))[1].decode()
+
+        assert 'holdfast_streams{listener="admin"} 1.0' in text
+        assert 'holdfast_streams_slow_total{listener="admin"} 0.0' in text
+
+    async with serving(tmp_path) as at:
+        await scenario(at)
+
+
+def test_with_too_many_partitions_for_a_header_events_have_no_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "RESUMABLE_PARTITIONS_MAX", 1)
+    monkeypatch.setattr(admin_events, "SIGN_OF_LIFE_S", 0.05)
+
+    async def scenario(at: Serving) -> None:
+        async with watching(at.node.admin_url) as watcher:
+            await asyncio.sleep(0.2)
+            id_ = await at.send("agent/wait")
+            await watcher.invocations(id_, "suspended")
+
+            assert watcher.id == ""
+
+    run(tmp_path, scenario)
 
 
 # -- a burst
