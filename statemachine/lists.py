@@ -19,7 +19,7 @@ from holdfast.statemachine.tables import ACTIVE, CREATED, SERVICE, after
 from holdfast.statemachine.txn import ReadTxn, TwoWayTxn
 
 #: The most invocations that one call examines: a few milliseconds.
-LOOKED_AT_MAX: Final = 1000
+LOOKED_AT_MAX: Final = 400
 #: If no more are active, those of the wanted statuses are examined at once, if they are no more than that.
 ACTIVE_MAX: Final = 20_000
 WANTED_MAX: Final = 2000

@@ -238,6 +238,7 @@ UNNAMED = {
     ("cluster/peers/rpc.py", "self._rpc._answer"): "takes the parts of a message, whatever they are",
     ("cluster/peers/rpc.py", "self._say"): "takes the parts of a message, whatever they are",
     ("cluster/routing/reader.py", "self._ask"): "takes the arguments of any question",
+    ("cluster/routing/reader.py", "self._slice_of"): "takes the arguments of any question",
     ("cluster/routing/surveys.py", "self._reader.ask"): "takes the arguments of any question",
     ("cluster/routing/trees.py", "self._reader.ask"): "takes the arguments of any question",
 }

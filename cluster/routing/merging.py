@@ -20,7 +20,7 @@ Row = TypeVar("Row")
 Slice: TypeAlias = tuple[list[tuple[bytes, Row]], bytes | None]
 
 #: Slices that one page reads, or four per partition.
-SLICES_MAX: Final = 200
+SLICES_MAX: Final = 500
 SLICE_ROWS_MIN: Final = 16  # per request
 
 
@@ -62,7 +62,6 @@ async def merge(
     while len(found) < limit:
         while budget > 0 and (dry := [each for each in sources if each.is_dry]):
             await asyncio.gather(*(fill(source) for source in dry))
-            await asyncio.sleep(0)
             budget -= len(dry)
         # A source without results so far may still have some after the position it was read to.
         stuck = min((each.position for each in sources if each.is_dry), default=b"")

@@ -129,6 +129,7 @@ class Reader:
         self._fresh = fresh
         self._elsewhere = elsewhere
         self._objects = objects
+        self._reading = asyncio.Lock()
 
     async def _ask(self, number: int, question: str, *arguments: Any, fresh: bool = True) -> Any:
         if number not in self._hosted:
@@ -224,7 +225,18 @@ class Reader:
                 f"partition {number} is on other nodes, and some nodes run a release that does not answer this",
                 "finish the upgrade of all nodes",
             )
-        return await self._ask(number, question, *arguments, fresh=fresh)
+        if fresh:
+            return await self._ask(number, question, *arguments, fresh=True)
+        return await self._slice_of(number, question, *arguments)
+
+    async def _slice_of(self, number: int, question: str, *arguments: Any) -> Any:
+        """A slice of a long list. Only one is read in each turn of the loop, whatever the number of partitions and lists."""
+        if number not in self._hosted:
+            return await self._ask(number, question, *arguments, fresh=False)
+        async with self._reading:
+            found = await self._ask(number, question, *arguments, fresh=False)
+            await asyncio.sleep(0)
+            return found
 
     def may_ask(self, number: int) -> bool:
         return number in self._hosted or self._level() >= 2
@@ -262,9 +274,7 @@ class Reader:
             if record.failures_total or record.lapses or record.step_failures or record.end > End.SUCCEEDED:
                 by_partition.setdefault(partition_of(record.id, self.count), []).append(record.id)
         asked = [number for number in by_partition if self.may_ask(number)]
-        answers = await asyncio.gather(
-            *(self._ask(number, "failures", by_partition[number], fresh=False) for number in asked)
-        )
+        answers = await asyncio.gather(*(self._slice_of(number, "failures", by_partition[number]) for number in asked))
         return {id_: failure for answer in answers for id_, failure in answer}
 
     async def _slice(
@@ -272,8 +282,8 @@ class Reader:
     ) -> tuple[list[Invocation], bytes | None]:
         """Read more of one partition."""
         if self._level() >= 2:
-            slice_: tuple[list[Invocation], bytes | None] | None = await self._ask(
-                number, "ordered", tuple(wanted), position, limit, oldest, fresh=False
+            slice_: tuple[list[Invocation], bytes | None] | None = await self._slice_of(
+                number, "ordered", tuple(wanted), position, limit, oldest
             )
             if slice_ is not None:
                 return slice_
@@ -295,7 +305,7 @@ class Reader:
         after: bytes | None = b""
         passed = 0
         while after is not None:
-            records, after = await self._ask(number, "slice", sent, after, PAGE_OF_SCAN, fresh=False)
+            records, after = await self._slice_of(number, "slice", sent, after, PAGE_OF_SCAN)
             for record in records:
                 where = lists.rank(record, oldest=oldest)
                 if where > position and wanted.matches(record):
@@ -303,7 +313,6 @@ class Reader:
             best.sort(key=lambda pair: pair[0])
             passed += len(best[limit:])
             del best[limit:]
-            await asyncio.sleep(0)
         return [record for _, record in best], best[-1][0] if passed else None
 
     async def keyed(self, service: str, key: str) -> Keyed:
