@@ -79,6 +79,29 @@ def test_the_tree_of_calls_is_the_same_from_every_node_of_it(tmp_path: Path) -> 
     run(tmp_path, scenario)
 
 
+def test_an_invocation_that_sends_itself_ends_the_walk(tmp_path: Path) -> None:
+    async def sends_itself(handled: Handled) -> None:
+        if handled.length == 1:
+            handled.step(Op.SEND, "0/send/0", ["loop", "run", None, b"1", {}, 0, "again"])
+            await handled.acks(2)
+        handled.output(b"1")
+
+    async def scenario(at: Serving) -> None:
+        at.endpoint.add("loop/run", sends_itself)
+        await at.admin("POST", "/deployments", json={"uri": at.endpoint.uri, "force": True})
+        _, sent = await at.call("loop/run/send", b"1", headers={"Idempotency-Key": "again"})
+        id_ = sent["invocationId"]
+        await at.reaches(id_, "completed")
+
+        found = await tree_of(at, id_)
+        journal = (await at.admin("GET", f"/invocations/{id_}/journal"))[1]["steps"]
+
+        assert journal[1]["argument"]["invocation"] == id_
+        assert [node["id"] for node in found["nodes"]] == [id_] and found["complete"]
+
+    run(tmp_path, scenario)
+
+
 def test_a_large_tree_is_cut_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trees, "NODES_MAX", 5)
 
