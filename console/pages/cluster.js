@@ -83,7 +83,7 @@ function Matrix({ cluster, reload }) {
   };
   const one = cluster.partitions.find((each) => each.partition === chosen);
   return html`<section class="card"><header><h2>Partitions</h2><span class="legend muted"><span>● leader</span><span>○ follower</span><span>◌ learner</span><span class="lag-key">darker: further behind</span></span></header>
-    <div class="scroll-x"><table class="matrix"><thead><tr><th scope="col">Partition</th>${nodes.map((node) => html`<th scope="col">${node.name}</th>`)}<th scope="col" class="right">Applied</th><th scope="col">Snapshot</th><th></th></tr></thead><tbody>
+    <div class="scroll-x" tabindex="0"><table class="matrix"><thead><tr><th scope="col">Partition</th>${nodes.map((node) => html`<th scope="col">${node.name}</th>`)}<th scope="col" class="right">Applied</th><th scope="col">Snapshot</th><th><span class="hidden-text">Actions</span></th></tr></thead><tbody>
       ${cluster.partitions.map((each) => html`<tr key=${each.partition}><th scope="row">${each.partition}${!each.leader && html` <span class="tag worst">no leader</span>`}</th>${nodes.map((node) => cell(each, node))}
         <td class="right muted">${each.applied === undefined ? "" : number(each.applied)}</td><td class="muted nowrap">${each.snapshot ? each.snapshot.age_s === null ? "none yet" : `${duration(each.snapshot.age_s * 1000)} old` : ""}</td>
         <td class="right">${may("operate") && html`<button type="button" class="bare small" aria-label=${`Actions of partition ${each.partition}`} onClick=${() => choose(each.partition)}><${Icon} name="more" /></button>`}</td></tr>`)}
@@ -117,7 +117,7 @@ function Backups({ snapshots }) {
   const list = asked.data?.backups || [];
   return html`<section class="card"><header><h2>Backups</h2><span class="muted">of this node, since it came up</span></header>
     ${asked.error && html`<div class="body"><${Failure} error=${asked.error} /></div>`}
-    ${list.length > 0 && html`<div class="scroll-x"><table class="list"><tbody>${list.map((each) => html`<tr><td><span class=${`tag ${{ succeeded: "good", failed: "worst", running: "worse" }[each.status] || ""}`}>${each.status}</span></td><td class="mono">${each.to}</td><td>${each.progress || ""}</td><td><${Time} at=${each.started_at || each.created_at} /></td><td class="bad">${each.error || ""}</td>
+    ${list.length > 0 && html`<div class="scroll-x" tabindex="0"><table class="list"><tbody>${list.map((each) => html`<tr><td><span class=${`tag ${{ succeeded: "good", failed: "worst", running: "worse" }[each.status] || ""}`}>${each.status}</span></td><td class="mono">${each.to}</td><td>${each.progress || ""}</td><td><${Time} at=${each.started_at || each.created_at} /></td><td class="bad">${each.error || ""}</td>
       <td class="right">${may("operate") && each.status === "running" && html`<button type="button" class="small danger" onClick=${() => attempt(() => ask("DELETE", `/cluster/backups/${segment(each.id)}`), "Cancelled")}>Cancel</button>`}</td></tr>`)}</tbody></table></div>`}
     <div class="body stack">${!list.length && html`<p class="muted">None yet. A backup is a consistent copy of every partition; <code>holdfast restore</code> founds a new cluster from it.</p>`}
       ${may("operate") && html`<form class="row" onSubmit=${begin}><input aria-label="Place of the backup" placeholder="s3://bucket/prefix, or a directory that all nodes share" value=${to} onInput=${(event) => setTo(event.target.value)} required spellcheck=${false} /><button type="submit">Back up</button></form>`}

@@ -71,7 +71,7 @@ function Promises({ service, objectKey }) {
   const asked = useGet(`/services/${segment(service)}/${segment(objectKey)}/promises`, {}, { every: 5000 });
   const list = asked.data?.promises;
   if (!list?.length) return null;
-  return html`<section class="card"><header><h2>Promises</h2></header><div class="scroll-x"><table class="list"><tbody>${list.map((each) => html`<tr><td class="mono">${each.name}</td><td>${each.completed ? html`<span class="tag good">completed</span>` : html`<span class="tag">waits</span>`}</td><td>${each.outcome && html`<${Json} value=${each.outcome} />`}</td></tr>`)}</tbody></table></div></section>`;
+  return html`<section class="card"><header><h2>Promises</h2></header><div class="scroll-x" tabindex="0"><table class="list"><tbody>${list.map((each) => html`<tr><td class="mono">${each.name}</td><td>${each.completed ? html`<span class="tag good">completed</span>` : html`<span class="tag">waits</span>`}</td><td>${each.outcome && html`<${Json} value=${each.outcome} />`}</td></tr>`)}</tbody></table></div></section>`;
 }
 
 function Value({ name, value, save, remove }) {

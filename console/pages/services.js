@@ -62,7 +62,7 @@ function Deployments({ deployments, chosen, reload }) {
     await attempt(() => ask("DELETE", `/deployments/${segment(each.id)}`, { query: busy ? { force: true } : {} }), "Removed");
     reload();
   };
-  return html`<section class="card"><header><h2>Deployments</h2></header><div class="scroll-x"><table class="list"><thead><tr><th>Endpoint</th><th>Health</th><th>Services</th><th class="right">In flight</th><th>State</th><th>Registered</th><th></th></tr></thead>
+  return html`<section class="card"><header><h2>Deployments</h2></header><div class="scroll-x"><table class="list"><thead><tr><th>Endpoint</th><th>Health</th><th>Services</th><th class="right">In flight</th><th>State</th><th>Registered</th><th><span class="hidden-text">Actions</span></th></tr></thead>
     <tbody>${deployments.map((each) => {
       const current = each.services.some((service) => service.current);
       const node = each.health.nodes.find((at) => at.error || at.stall || at.restraint);
@@ -128,7 +128,7 @@ function One({ name, query }) {
       <div class="stack">
         <section class="card"><header><h2>Try ${handler.name}</h2></header><div class="body"><${TryIt} key=${`${name}/${handler.name}`} service=${service} handler=${handler} cluster=${cluster} /></div></section>
         <section class="card"><header><h2>Schemas</h2></header><div class="body two-columns"><${Schema} title="Input" of=${handler.input} /><${Schema} title="Output" of=${handler.output} /></div></section>
-        <section class="card"><header><h2>Revisions</h2></header><div class="scroll-x"><table class="list"><tbody>${[...service.revisions].reverse().map((each) => html`<tr><td>revision ${each.revision}</td><td class="mono">${each.deployment}</td><td class="mono">${each.uri}</td><td>${each.deployment === service.deployment ? html`<span class="tag good">receives new invocations</span>` : html`<span class="tag">earlier</span>`}</td></tr>`)}</tbody></table></div></section>
+        <section class="card"><header><h2>Revisions</h2></header><div class="scroll-x" tabindex="0"><table class="list"><tbody>${[...service.revisions].reverse().map((each) => html`<tr><td>revision ${each.revision}</td><td class="mono">${each.deployment}</td><td class="mono">${each.uri}</td><td>${each.deployment === service.deployment ? html`<span class="tag good">receives new invocations</span>` : html`<span class="tag">earlier</span>`}</td></tr>`)}</tbody></table></div></section>
       </div></div></div>`;
 }
 

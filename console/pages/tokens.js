@@ -53,7 +53,7 @@ export default function Tokens() {
     ${asked.error && html`<${Failure} error=${asked.error} retry=${asked.reload} />`}
     ${!list && !asked.error && html`<${Loading} />`}
     ${list && !list.length && html`<${Empty} icon="tokens" title="No tokens"><p>One token per person and program makes the audit trail useful, and revoking easy.</p></${Empty}>`}
-    ${list?.length > 0 && html`<section class="card"><div class="scroll-x"><table class="list"><thead><tr><th>For</th><th>Roles</th><th>Services</th><th>Created</th><th>Last used</th><th>Expires</th><th></th></tr></thead><tbody>
+    ${list?.length > 0 && html`<section class="card"><div class="scroll-x"><table class="list"><thead><tr><th>For</th><th>Roles</th><th>Services</th><th>Created</th><th>Last used</th><th>Expires</th><th><span class="hidden-text">Actions</span></th></tr></thead><tbody>
       ${list.map((token) => html`<tr key=${token.id}><td><strong>${token.name}</strong><div class="mono faint">${token.id}</div></td><td>${token.roles.map((role) => html`<span class="tag">${role}</span> `)}</td><td>${token.services?.length ? token.services.join(", ") : html`<span class="faint">all</span>`}</td>
         <td class="nowrap"><${Time} at=${token.created_at} /></td><td class="nowrap"><${Time} at=${token.last_used_at || token.used_at} /></td><td class="nowrap">${token.expires_at ? html`<${Time} at=${token.expires_at} />` : html`<span class="faint">never</span>`}</td>
         <td class="right nowrap"><button type="button" class="small" onClick=${() => rotate(token)}>Rotate</button> <button type="button" class="small danger" onClick=${() => revoke(token)}>Revoke</button></td></tr>`)}

@@ -155,9 +155,8 @@ export function Waterfall({ invocation, steps, last, chosen, choose, row }) {
     const kind = kindOf(step);
     const cls = classes(kind, failed(step) && "failed", open && "open", step.abandoned && "abandoned");
     const took = open ? (end > begin && end === last ? `${duration(end - begin)} so far` : "not completed") : end > begin ? duration(end - begin) : "";
-    return html`<button type="button" class=${classes("line", "wf-row", step.index === chosen && "chosen", index === row && "current")} style=${place} key=${step.index} onClick=${() => choose(step.index)}
-      aria-label=${`Step ${step.index}, ${LABELS[step.op] || step.op} ${nameOf(step)}, ${failed(step) ? "failed" : open ? "not completed" : "completed"}${took ? `, ${took}` : ""}`}>
-      <span class="wf-name"><span class="faint">${step.index}</span><span class=${`wf-mark ${cls}`} aria-hidden="true"></span><span class="clip">${nameOf(step)}</span>${kind !== "run" && kind !== "state" ? html`<span class="tag">${step.op}</span>` : null}</span>
+    return html`<button type="button" class=${classes("line", "wf-row", step.index === chosen && "chosen", index === row && "current")} style=${place} key=${step.index} onClick=${() => choose(step.index)}>
+      <span class="wf-name"><span class="hidden-text">Step </span><span class="faint">${step.index}</span><span class=${`wf-mark ${cls}`} aria-hidden="true"></span><span class="clip">${nameOf(step)}</span><span class="hidden-text">${failed(step) ? " failed " : open ? " " : " completed "}</span>${kind !== "run" && kind !== "state" ? html`<span class="tag">${step.op}</span>` : null}</span>
       <span class="wf-track">${bar(begin, end, cls, `${nameOf(step)}: ${took || "at once"}`, took)}</span></button>`;
   };
   return html`<div class="waterfall">
