@@ -8,6 +8,7 @@ import { Frame } from "./parts/frame.js";
 import { Palettes } from "./parts/palette.js";
 import { SignIn } from "./parts/sign_in.js";
 import { Empty, Failure } from "./parts/basics.js";
+import { PauseQuestion } from "./parts/pauses.js";
 
 const MODULES = {
   overview: () => import("./pages/overview.js"),
@@ -22,6 +23,21 @@ const MODULES = {
   tokens: () => import("./pages/tokens.js"),
 };
 const loaded = new Map();
+
+function load(name) {
+  return MODULES[name]().then((found) => {
+    loaded.set(name, found);
+    return found;
+  });
+}
+
+function nameOf(path) {
+  const first = path[0] || "overview";
+  return first === "invocations" && path[1] ? "invocation" : first;
+}
+
+// The page loads while the node says who is signed in.
+if (Object.hasOwn(MODULES, nameOf(route.get().path))) load(nameOf(route.get().path)).catch(() => {});
 
 class Boundary extends Component {
   static getDerivedStateFromError(error) {
@@ -41,14 +57,8 @@ function Page({ name, path, query }) {
   const [module, set] = useState(() => loaded.get(name) || null);
   const [error, setError] = useState(null);
   useEffect(() => {
-    if (loaded.has(name)) return;
-    MODULES[name]().then(
-      (found) => {
-        loaded.set(name, found);
-        set(found);
-      },
-      () => setError({ message: "this page could not be loaded", hint: "reload to try again" }),
-    );
+    if (loaded.has(name)) set(loaded.get(name));
+    else load(name).then(set, () => setError({ message: "this page could not be loaded", hint: "reload to try again" }));
   }, [name]);
   if (error) return html`<div class="page"><${Failure} error=${error} /></div>`;
   return module && html`<${module.default} path=${path} query=${query} />`;
@@ -63,12 +73,11 @@ function useWaiting() {
 function Console() {
   const { path, query } = useStore(route);
   const waiting = useWaiting();
-  const first = path[0] || "overview";
-  const name = first === "invocations" && path[1] ? "invocation" : first;
+  const name = nameOf(path);
   const known = Object.hasOwn(MODULES, name);
   return html`<${Frame} waiting=${waiting}><${Boundary} key=${`${name}/${path[1] || ""}`}>
     ${known ? html`<${Page} key=${name} name=${name} path=${path} query=${query} />`
-      : html`<${Empty} title="There is no such page"><p>The address ends in “${first}”. Choose a page on the left.</p></${Empty}>`}
+      : html`<${Empty} title="There is no such page"><p>The address ends in “${name}”. Choose a page on the left.</p></${Empty}>`}
   </${Boundary}></${Frame}>`;
 }
 
@@ -87,7 +96,7 @@ function App() {
   if (!principal) return problem && html`<div class="page"><${Failure} error=${problem} /></div>`;
   // Strangers are told nothing about the node, so its name says whether the token may read.
   return html`${principal.node ? html`<${Console} />` : html`<${SignIn} principal=${principal} />`}
-    ${principal.node && html`<${Palettes} />`}<${Overlays} />`;
+    ${principal.node && html`<${Palettes} /><${PauseQuestion} />`}<${Overlays} />`;
 }
 
 render(html`<${App} />`, document.getElementById("app"));

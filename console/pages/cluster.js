@@ -10,6 +10,7 @@ const LAG_SHADES = [[0, ""], [1, "lag-1"], [100, "lag-2"], [10_000, "lag-3"]];
 
 function stateOf(node) {
   if (node.state === "removed") return ["", "removed"];
+  if (node.condition && !["ok", "up", "active"].includes(node.condition)) return [/drain/.test(node.condition) ? "worse" : "worst", node.condition];
   if (!node.connected) return ["worst", "not connected"];
   if (node.disk_full) return ["worst", "disk full"];
   if (node.state === "draining" || node.state === "drained") return ["worse", node.state];

@@ -12,13 +12,14 @@ import { actOnOne } from "../parts/actions.js";
 import { Status } from "../parts/status.js";
 
 const LIMIT = 200;
+const PEOPLE = "in-doubt,awakeable,promise"; // Timers come by themselves.
 const KINDS = { "in-doubt": "in doubt", awakeable: "awakeable", promise: "promise", paused: "paused", timer: "timer" };
 const ORDER = ["in-doubt", "paused", "promise", "awakeable", "timer"];
 const keyOf = (each) => `${each.kind} ${each.invocation} ${each.step ?? ""}`;
 
 /** An older node has no list of what waits: then what is paused is shown, and what is in doubt is told from its failure. */
 function useWaiting(kind) {
-  const asked = useGet("/waiting", { kind, limit: LIMIT }, { kinds: ["invocation"], every: 10_000 });
+  const asked = useGet(kind === "paused" ? null : "/waiting", { kind: kind || PEOPLE, limit: LIMIT }, { kinds: ["invocation"], every: 10_000 });
   const paused = useGet(!kind || kind === "paused" || asked.error?.missing ? "/invocations" : null, { status: "paused", limit: LIMIT }, { kinds: ["invocation"], every: 10_000 });
   const list = useMemo(() => {
     if (!paused.data && !asked.data) return null;
@@ -60,7 +61,7 @@ function Answer({ each }) {
 }
 
 export default function Inbox({ query }) {
-  const { list, error, older, cut, reload } = useWaiting(query.kind === "paused" ? "paused" : query.kind);
+  const { list, error, older, cut, reload } = useWaiting(query.kind);
   const narrow = useNarrow("(max-width: 860px)");
   const at = useStore(now);
   const chosen = list?.find((each) => keyOf(each) === query.of) || (narrow ? null : list?.[0]);

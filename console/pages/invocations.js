@@ -1,13 +1,13 @@
 // The list of invocations: filters, counts by status, live changes, acts on many.
-import { classes, html, useCallback, useEffect, useMemo, useRef, useState } from "../lib/ui.js";
+import { Component, classes, html, useCallback, useEffect, useMemo, useRef, useState } from "../lib/ui.js";
 import { get, may, useGet } from "../lib/api.js";
 import { useStore } from "../lib/store.js";
 import { live, onEvents, pause } from "../lib/live.js";
 import { go, href, setQuery } from "../lib/router.js";
-import { duration, ms, now, number, shortId } from "../lib/format.js";
+import { duration, exact, ms, now, number, relative, shortId } from "../lib/format.js";
 import { useKeys } from "../lib/keys.js";
 import { ACTIVE, ENDS, Status, statusOf, word } from "../parts/status.js";
-import { Code, Copy, Empty, Failure, Loading, Menu, Time, Virtual, useNarrow } from "../parts/basics.js";
+import { Code, Copy, Empty, Failure, Loading, Menu, Virtual, useNarrow } from "../parts/basics.js";
 import { ACTIONS, actOnAll, actOnSome } from "../parts/actions.js";
 import { Filters, filterOf } from "../parts/filters.js";
 import { Icon } from "../parts/icons.js";
@@ -162,15 +162,27 @@ function note(row) {
   return null;
 }
 
-function Row({ row, place, chosen, current, select, at, narrow, index }) {
+/** Drawn again only if something of it changed: thousands of rows pass by while somebody scrolls. */
+class Row extends Component {
+  shouldComponentUpdate(next) {
+    return ["row", "chosen", "current", "at", "narrow", "index", "select"].some((name) => next[name] !== this.props[name]);
+  }
+
+  render(props) {
+    return drawRow(props);
+  }
+}
+
+function drawRow({ row, place, chosen, current, select, at, narrow, index }) {
   const status = statusOf(row);
   const took = tookOf(row, at);
+  const created = html`<time datetime=${row.created_at} title=${exact(row.created_at)}>${relative(row.created_at, at)}</time>`;
   const box = select && html`<span role="cell" class="pick"><input type="checkbox" checked=${chosen} aria-label=${`Select ${shortId(row.id)}`} onClick=${(event) => event.stopPropagation()} onChange=${() => select(row.id)} /></span>`;
   const target = html`<a href=${href(["invocations", row.id])} class="target">${row.service}<span class="faint">/</span>${row.handler}</a>`;
   const open = (event) => !event.target.closest("a, button, input") && go(["invocations", row.id]);
   const common = { class: classes("line", "invocation-row", narrow && "two", current && "current", chosen && "chosen"), style: place, role: "row", "aria-rowindex": index + 2, onClick: open, key: row.id };
   if (narrow) {
-    return html`<div ...${common}>${box}<span role="cell" class="grow"><span class="row"><${Status} of=${status} /><span class="grow"></span><span class="muted"><${Time} at=${row.created_at} /></span></span>
+    return html`<div ...${common}>${box}<span role="cell" class="grow"><span class="row"><${Status} of=${status} /><span class="grow"></span><span class="muted">${created}</span></span>
       <span class="row"><span class="clip grow">${target} <span class="mono muted">${row.key || ""}</span></span><span class="muted nowrap">${duration(took)}</span></span></span></div>`;
   }
   return html`<div ...${common}>${box || html`<span role="cell"></span>`}
@@ -178,7 +190,7 @@ function Row({ row, place, chosen, current, select, at, narrow, index }) {
     <span role="cell" class="clip">${target}</span>
     <span role="cell" class="clip mono">${row.key || html`<span class="faint">–</span>`}</span>
     <span role="cell" class="id muted"><span title=${row.id}>${shortId(row.id)}</span><${Copy} text=${row.id} label=${`Copy ${shortId(row.id)}`} /></span>
-    <span role="cell" class="muted"><${Time} at=${row.created_at} /></span>
+    <span role="cell" class="muted">${created}</span>
     <span role="cell" class=${`took s-${status}`}><i><b style=${{ width: barOf(took) }}></b></i><span>${duration(took)}</span></span>
     <span role="cell" class="muted nowrap">${row.attempts > 1 ? `${row.attempts} attempts` : row.attempts ? "1 attempt" : "not started"}</span>
     <span role="cell" class="clip">${note(row)}</span></div>`;

@@ -7,6 +7,7 @@ import { Status, statusOf } from "../parts/status.js";
 import { Empty, Failure, Id, Json, Loading, Notice, Time } from "../parts/basics.js";
 import { attempt, toast } from "../parts/dialog.js";
 import { Icon } from "../parts/icons.js";
+import { PauseButton } from "../parts/pauses.js";
 
 const KEYS_PAGE = 200;
 
@@ -132,7 +133,7 @@ function One({ service, objectKey }) {
   const state = asked.data?.state;
   const editor = may("operate");
   return html`<div class="page"><div class="stack"><div class="row"><a class="muted" href=${href(["objects"])}>Objects</a><span class="faint">/</span><a class="muted" href=${href(["objects", service])}>${service}</a><span class="faint">/</span></div>
-      <div class="page-head"><h1 class="mono key-title">${objectKey}</h1><a class="button" href=${href(["invocations"], { service, key: objectKey })}>Invocations</a></div></div>
+      <div class="page-head"><h1 class="mono key-title">${objectKey}</h1><${PauseButton} scope=${{ service, key: objectKey }} /><a class="button" href=${href(["invocations"], { service, key: objectKey })}>Invocations</a></div></div>
     ${asked.error && html`<${Failure} error=${asked.error} retry=${asked.reload} />`}
     ${differs && html`<${Notice} kind="worse" icon="warning"><strong>Not saved: it changed meanwhile.</strong> ${differs.join(", ")} now has the value below. Look at it, then edit again.</${Notice}>`}
     ${!state && !asked.error && html`<${Loading} />`}

@@ -12,6 +12,11 @@ import { Icon } from "../parts/icons.js";
 
 const SAMPLE = 500;
 
+/** Messages that differ in ids and numbers alone are one kind of failure. */
+const kindOf = (message) => message.replace(/\b[0-9a-f]{8,}\b|\d+/gi, "…");
+/** The longest part of a message that all of its kind share. */
+const shared = (message) => kindOf(message).split("…").reduce((best, each) => (each.length > best.length ? each : best), "").trim();
+
 function Tile({ title, to, kind = "good", icon = "check", children }) {
   return html`<a class=${`card tile ${kind}`} href=${to}><span class="tile-head"><${Icon} name=${icon} size=${15} />${title}</span><span class="tile-body">${children}</span></a>`;
 }
@@ -40,7 +45,7 @@ function EndpointsTile() {
 }
 
 function NeedsTile({ counts }) {
-  const waiting = useGet("/waiting", { limit: 500 }, { every: 15_000 }).data?.waiting || [];
+  const waiting = useGet("/waiting", { kind: "in-doubt,awakeable,promise", limit: 500 }, { every: 15_000 }).data?.waiting || [];
   const doubt = waiting.filter((each) => each.kind === "in-doubt").length;
   const people = waiting.filter((each) => each.kind === "awakeable" || each.kind === "promise").length;
   const paused = counts?.paused || 0;
@@ -63,8 +68,8 @@ function Failures() {
     const found = new Map();
     const add = (row, query, what) => {
       const message = row.failure?.message || "";
-      const key = [row.service, row.handler, message, what].join("\0");
-      const group = found.get(key) || { row, message, what, query: { service: row.service, handler: row.handler, ...query, ...(message && { failure: message.slice(0, 120) }) }, count: 0 };
+      const key = [row.service, row.handler, kindOf(message), what].join("\0");
+      const group = found.get(key) || { row, message, what, query: { service: row.service, handler: row.handler, ...query, ...(message && { failure: shared(message).slice(0, 120) }) }, count: 0 };
       group.count += 1;
       found.set(key, group);
     };

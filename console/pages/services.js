@@ -6,6 +6,7 @@ import { number, plural } from "../lib/format.js";
 import { ACTIVE, Status } from "../parts/status.js";
 import { Code, Empty, Failure, Json, Loading, Notice, Time } from "../parts/basics.js";
 import { Dialog, attempt, confirm } from "../parts/dialog.js";
+import { PauseButton } from "../parts/pauses.js";
 import { TryIt } from "../parts/try_it.js";
 import { Icon } from "../parts/icons.js";
 
@@ -119,7 +120,7 @@ function One({ name, query }) {
   const handler = service.handlers.find((each) => each.name === query.handler) || service.handlers[0];
   const totals = service.totals;
   return html`<div class="page"><div class="stack"><div class="row"><a href=${href(["services"])} class="muted">Services</a><span class="faint">/</span></div>
-      <div class="page-head"><h1>${name}</h1><a class="button" href=${href(["invocations"], { service: name })}>Invocations</a>${service.kind !== "service" && html`<a class="button" href=${href(["objects", name])}>Keys</a>`}</div>
+      <div class="page-head"><h1>${name}</h1><${PauseButton} scope=${{ service: name }} /><a class="button" href=${href(["invocations"], { service: name })}>Invocations</a>${service.kind !== "service" && html`<a class="button" href=${href(["objects", name])}>Keys</a>`}</div>
       <div class="meta"><span class="tag">${service.kind}</span><span>revision ${service.revision}</span><span class="mono muted">${service.uri}</span>
         ${totals && html`<span><strong>${number(totals.invoked)}</strong> <span class="muted">invoked</span></span><span><strong>${number(totals.succeeded)}</strong> <span class="muted">succeeded</span></span><span><strong class=${totals.failed ? "bad" : ""}>${number(totals.failed)}</strong> <span class="muted">failed</span></span><span><strong>${number(totals.attempts_failed ?? 0)}</strong> <span class="muted">failed attempts</span></span>`}</div>
       ${service.doc && html`<p class="muted">${service.doc}</p>`}</div>

@@ -8,6 +8,7 @@ import { Icon } from "./icons.js";
 import { Menu } from "./basics.js";
 import { signOut } from "./sign_in.js";
 import { openPalette } from "./palette.js";
+import { Pauses } from "./pauses.js";
 
 export const PAGES = [
   ["overview", "Overview"], ["invocations", "Invocations"], ["inbox", "Inbox"], ["services", "Services"], ["objects", "Objects"],
@@ -97,7 +98,7 @@ export function Frame({ children, waiting }) {
         ${principal.asks_for_tokens && html`<button type="button" class="bare" id="sign-out" aria-label="Sign out" title="Sign out" onClick=${signOut}><${Icon} name="leave" /></button>`}
       </div>
     </header>
-    <main tabindex="-1"><${Banner} />${children}</main>
+    <main tabindex="-1"><${Banner} /><${Pauses} />${children}</main>
   </div>`;
 }
 

@@ -6,6 +6,7 @@ import { go } from "../lib/router.js";
 import { boundKeys, useKeys } from "../lib/keys.js";
 import { Dialog, attempt, confirm } from "./dialog.js";
 import { visiblePages } from "./frame.js";
+import { askToPause, pauses } from "./pauses.js";
 import { Icon } from "./icons.js";
 
 const open = store(false);
@@ -39,6 +40,12 @@ function commands(text, services, cluster) {
         const label = `${action} ${node.name}`;
         if (low && label.includes(low)) add("cluster", label, "command", () => command(action, node));
       }
+    }
+  }
+  if (may("operate") && low && pauses.get()) {
+    for (const scope of [{}, ...services.map(({ name }) => ({ service: name }))]) {
+      const label = `pause ${scope.service || "everything"}`;
+      if (label.includes(low)) add("pause", label, "command", () => askToPause(scope));
     }
   }
   if (words && !low.startsWith("inv_")) add("search", `key = ${words}`, "invocations with this key", () => go(["invocations"], { key: words }));
