@@ -33,6 +33,7 @@ from holdfast.cli.sql import sql
 from holdfast.cli.statistics import statistics
 from holdfast.cli.tokens import token
 from holdfast.cli.waiting import waiting
+from holdfast.cli.webhooks import webhooks
 
 
 class _Commands(click.Group):
@@ -167,6 +168,7 @@ for command in (
     pause,
     resume,
     log_level,
+    webhooks,
     profiles.profile,
     audit,
     cert,

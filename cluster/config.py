@@ -91,6 +91,8 @@ class Config:
     log_format: str = "text"  # The log on standard error: `text`, or `json` with one object per line.
     # Level of the log: `debug`, `info`, `warning` or `error`. `holdfast log-level` changes it at run time.
     log_level: str = "info"
+    # Where webhooks may be, in the same way.
+    webhook_addresses: Addresses = field(default_factory=Addresses)
     session_lifetime: float = 12 * 3600.0  # How long a session at the console lasts.
     # Host names under which clients reach this node: `holdfast.example,*.internal`, or `*` for any. Its own addresses and
     # `localhost` are known. Requests for other names are refused, because a web page could have sent them.
@@ -529,6 +531,7 @@ _SETTINGS: Final[dict[str, Callable[[Any], Any]]] = {
     "deployment_addresses": read_addresses,
     "log_format": read_log_format,
     "log_level": read_log_level,
+    "webhook_addresses": read_addresses,
     "session_lifetime": read_seconds(60, 30 * 86400),
     "allowed_hosts": read_hosts,
     "redact_headers": read_header_names,

@@ -25,6 +25,7 @@ from holdfast.cluster.admin.statistics import StatisticsAdmin
 from holdfast.cluster.admin.tokens import TokenAdmin
 from holdfast.cluster.admin.trees import TreeAdmin
 from holdfast.cluster.admin.waiting import WaitingAdmin
+from holdfast.cluster.admin.webhooks import WebhookAdmin
 from holdfast.cluster.backup.metrics import of_backups
 from holdfast.cluster.config import Endpoint
 from holdfast.cluster.ground import Ground
@@ -40,6 +41,7 @@ from holdfast.cluster.http.server import HttpServer
 from holdfast.cluster.http.sessions import Sessions
 from holdfast.cluster.http.token_use import TokenUse
 from holdfast.cluster.ingress.metrics import of_ingress
+from holdfast.cluster.leading.metrics import of_webhooks
 from holdfast.cluster.log_level import LogLevel
 from holdfast.cluster.members.joining import Urls
 from holdfast.cluster.members.metrics import of_members
@@ -122,6 +124,7 @@ class Doors:
             SqlAdmin(self.queries),
             PauseAdmin(registry),
             LogLevelAdmin(config.node, self._log_level, now_ms),
+            WebhookAdmin(registry, serving.courier, serving.farings, entropy=ground.environment.entropy, now_ms=now_ms),
         ]
         admin = Admin(parts, removed=lambda: ground.removal.why)
         self.admin = HttpServer(
@@ -160,6 +163,7 @@ class Doors:
             lambda: of_audit(self.audit),
             lambda: of_queries(self.queries),
             lambda: of_streams(self.ingress.exchange, self.admin.exchange),
+            lambda: of_webhooks(serving.farings),
         )
 
     async def open(self, not_serving: NotServing) -> None:

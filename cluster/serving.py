@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from holdfast.cluster.admin.views import show_invocation
 from holdfast.cluster.backup.job import Backups
 from holdfast.cluster.events.feed import Feed
 from holdfast.cluster.events.remote import Remote
@@ -12,7 +13,9 @@ from holdfast.cluster.events.signals import Signals
 from holdfast.cluster.ground import Ground
 from holdfast.cluster.groups import FIRST_PARTITION_GROUP, META_GROUP
 from holdfast.cluster.ingress.ingress import Ingress
+from holdfast.cluster.leading.courier import Courier
 from holdfast.cluster.leading.leaderships import Leaderships
+from holdfast.cluster.leading.webhooks import Farings
 from holdfast.cluster.members.controller import Controller
 from holdfast.cluster.members.handover import Handover
 from holdfast.cluster.members.operations import Operations
@@ -128,6 +131,22 @@ class Serving:
 
     def _make_leading(self) -> None:
         ground = self._ground
+        self.courier = Courier(
+            ground.config.node,
+            lambda: ground.meta.state.webhooks,
+            addresses=ground.config.webhook_addresses,
+            clock=ground.environment.clock,
+            cluster=ground.config.cluster,
+            show=show_invocation,
+        )
+        self.farings = Farings(
+            self.courier,
+            ground.replicas.hosted,
+            ground.rpc,
+            leads=self.router.leads,
+            connected=ground.log.connected,
+            now_ms=ground.environment.clock.now_ms,
+        )
         self.leaderships = Leaderships(
             ground.config,
             replicas=ground.replicas,
@@ -139,6 +158,7 @@ class Serving:
             watches=self.watches,
             snapshots=ground.snapshots,
             objects=ground.objects,
+            courier=self.courier,
             clock=ground.environment.clock,
             bounds=ground.bounds,
             outvoted=self.handover.outvoted,
@@ -156,6 +176,7 @@ class Serving:
             router=self.router,
             handover=self.handover,
             arrears=self.arrears,
+            webhooks=self.farings.warnings,
         )
         #: Answers clients of both doors.
         self.clients = Ingress(
@@ -254,6 +275,7 @@ class Serving:
         await self._ground.releases.stop()
         await self.handover.stop()
         await self.watches.stop()
+        await self.courier.close()
 
     # -- events of the log -------------------------------------------------------------------------------------------
 
@@ -285,6 +307,7 @@ class Serving:
     def _on_meta_change(self) -> None:
         self._changed()
         self.leaderships.raise_level()
+        self.leaderships.webhooks_changed()
         self._ground.log.loop.call_soon(self._update_members)
         self._ground.log.loop.call_soon(self._ground.invoker.deployments_changed)
         self._ground.log.loop.call_soon(self._ground.invoker.pauses.changed)

@@ -10,7 +10,7 @@ from typing import Final
 
 from holdfast.sdk.ids import InvocationId
 from holdfast.sdk.journal import Failure, pack_outcome
-from holdfast.statemachine import history, timers
+from holdfast.statemachine import history, hooks, timers
 from holdfast.statemachine.commands import FailAttempt, Pause, PostponeAttempt, Redispatch, Resume, Retry
 from holdfast.statemachine.effects import OK, AbortAttempt, Code, First, Result, StartAttempt, Status
 from holdfast.statemachine.history import Ended
@@ -145,7 +145,7 @@ def failed(
     history.remember(state, record, Ended.FAILED, failure)
     state.put(FAILURE + record.id, pack([record.epoch, state.now_ms, *details_of(failure)]))
     if pause or gives_up(state, retry, record.failures, record.failing_since_ms):
-        set_status(state, record, _PAUSED)
+        _set_paused(state, record, failure)
         return
     record.due_ms = timers.due_in(state, retry_after_ms or backoff_ms(retry, record.failures, jitter))
     set_status(state, record, _BACKING_OFF)
@@ -172,7 +172,7 @@ def lose(state: State, record: Invocation, command: FailAttempt) -> None:
     )
     state.put(FAILURE + record.id, pack([record.epoch, state.now_ms, failure.code, message, failure.kind]))
     if record.losses >= LOSSES_MAX:
-        set_status(state, record, _PAUSED)
+        _set_paused(state, record, pack_outcome(failure._replace(message=message)))
         return
     repeated = record.losses - SUSPECT_LOSSES
     pause_ms = max(backoff_ms(command.retry, repeated + 1, command.jitter_ms), QUIET_MS << repeated)
@@ -229,8 +229,15 @@ def pause(state: State, command: Pause) -> Result:
         history.remember(state, record, Ended.PAUSED)
         record.epoch += 1
     wake(state, record)
-    set_status(state, record, _PAUSED)
+    _set_paused(state, record, None)
     return OK
+
+
+def _set_paused(state: State, record: Invocation, failure: Packed | None) -> None:
+    """`failure`: why it is paused; None: an operator wants it."""
+    set_status(state, record, _PAUSED)
+    if state.meta.hooks:
+        hooks.note_pause(state, record, failure)
 
 
 def wake(state: State, record: Invocation) -> None:

@@ -18,6 +18,7 @@ import msgpack
 
 from holdfast.sdk.ids import InvocationId
 from holdfast.statemachine.levels import LEVEL, TooNew, trimmed
+from holdfast.statemachine.webhooks import HookId
 
 if TYPE_CHECKING:
 
@@ -357,11 +358,26 @@ class PostponeAttempt(NamedTuple):
     delay_ms: int
 
 
+class SetHooks(NamedTuple):
+    """Which webhooks want which events of which services, as the meta group knew it in this version: see `hooks`."""
+
+    version: int
+    hooks: list[list[Any]]  # id, mask of events, services (none: all)
+
+
+class ForgetNotices(NamedTuple):
+    """These notices of a hook are delivered, or dropped because they cannot be."""
+
+    hook: HookId
+    sequences: list[int]
+    dropped: bool = False
+
+
 Command: TypeAlias = (
     Announce | Invoke | Redispatch | RecordStep | RecordRunFailure | RecordIntent | RecordRunOutcome | AbandonStep
     | SuspendAttempt | Complete | FailAttempt | Cancel | Kill | Pause | Resume | Restart | Purge | DecideStep
     | CompleteStep | CompletePromise | SetState | AttachTo | FireTimers | Deliver | TrimOutbox | SetLimits
-    | TouchBlob | PutBlob | KeepBlob | ForgetObjects | PostponeAttempt | RaiseLevel
+    | TouchBlob | PutBlob | KeepBlob | ForgetObjects | PostponeAttempt | RaiseLevel | SetHooks | ForgetNotices
 )  # fmt: skip
 
 #: Numbers never change: later releases replay logs that were written today.
@@ -370,7 +386,8 @@ NUMBERS: Final[dict[type[Any], int]] = {
     AbandonStep: 8, SuspendAttempt: 9, Complete: 10, FailAttempt: 11, Cancel: 12, Kill: 13, Pause: 14, Resume: 15,
     Restart: 16, Purge: 17, DecideStep: 18, CompleteStep: 19, CompletePromise: 20, SetState: 21, AttachTo: 22,
     FireTimers: 23, Deliver: 24, TrimOutbox: 25, SetLimits: 26, TouchBlob: 27, PutBlob: 28,
-    KeepBlob: 29, ForgetObjects: 30, PostponeAttempt: 31, RaiseLevel: 32,
+    KeepBlob: 29, ForgetObjects: 30, PostponeAttempt: 31, RaiseLevel: 32, SetHooks: 33,
+    ForgetNotices: 34,
 }  # fmt: skip
 KINDS: Final = {number: kind for kind, number in NUMBERS.items()}
 #: The number of trailing fields that a command got in level 2. They are left out while they have their defaults.

@@ -111,6 +111,10 @@ class DeleteObjects(NamedTuple):
     """There are unused objects in the shared store."""
 
 
+class DeliverNotices(NamedTuple):
+    """There are notices for webhooks, or the hooks changed."""
+
+
 Effect: TypeAlias = (
     StartAttempt
     | RecoverAttempt
@@ -123,6 +127,7 @@ Effect: TypeAlias = (
     | FlushOutbox
     | ArmTimer
     | DeleteObjects
+    | DeliverNotices
 )
 
 

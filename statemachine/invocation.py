@@ -21,7 +21,7 @@ from holdfast.sdk.journal import (
     cut_text,
     pack_outcome,
 )
-from holdfast.statemachine import attempts, blobs, keys, listing, retention, steps, timers
+from holdfast.statemachine import attempts, blobs, hooks, keys, listing, retention, steps, timers
 from holdfast.statemachine.commands import (
     CALL_DEPTH_MAX,
     AttachTo,
@@ -310,6 +310,8 @@ def end(state: State, record: Invocation, outcome: list[Any]) -> None:
     state.counters(record.service)[_COUNTED[record.end]] += 1
     state.remove(record)
     retention.keep(state, record, outcome)
+    if state.meta.hooks:
+        hooks.note_end(state, record, outcome, failed=record.end == _FAILED)
     if next_holder is not None:
         attempts.begin(state, next_holder)
 

@@ -28,6 +28,7 @@ from holdfast.sdk.ids import InvocationId, ObjectId
 from holdfast.statemachine import (
     attempts,
     blobs,
+    hooks,
     invocation,
     journal,
     listing,
@@ -52,6 +53,7 @@ from holdfast.statemachine.commands import (
     Deliver,
     FailAttempt,
     FireTimers,
+    ForgetNotices,
     ForgetObjects,
     Invoke,
     KeepBlob,
@@ -68,6 +70,7 @@ from holdfast.statemachine.commands import (
     Redispatch,
     Restart,
     Resume,
+    SetHooks,
     SetLimits,
     SetState,
     SuspendAttempt,
@@ -193,4 +196,6 @@ _HANDLERS: Final[dict[type[Any], Callable[[State, Any], Result]]] = {
     ForgetObjects: blobs.forget,
     PostponeAttempt: attempts.postpone,
     RaiseLevel: _raise_level,
+    SetHooks: hooks.set_hooks,
+    ForgetNotices: hooks.forget,
 }

@@ -22,6 +22,7 @@ from holdfast.statemachine.identity import AddIdentityKey, Identity, RetireIdent
 from holdfast.statemachine.levels import FIRST, LEVEL, TooNew, trimmed
 from holdfast.statemachine.members import AssignPartition, Membership, PutNode, SetNodeState
 from holdfast.statemachine.pauses import Halt, Pauses, Release
+from holdfast.statemachine.webhooks import CreateWebhook, DeleteWebhook, Webhooks
 
 KINDS_OF_SERVICE: Final = ("service", "object", "workflow")
 MODES_OF_HANDLER: Final = ("plain", "exclusive", "shared", "main")
@@ -179,6 +180,8 @@ MetaCommand: TypeAlias = (
     | RetireIdentityKey
     | Halt
     | Release
+    | CreateWebhook
+    | DeleteWebhook
 )
 
 #: Numbers never change: later releases replay logs that were written today.
@@ -201,6 +204,8 @@ NUMBERS: Final[dict[type[Any], int]] = {
     RetireIdentityKey: 16,
     Halt: 17,
     Release: 18,
+    CreateWebhook: 19,
+    DeleteWebhook: 20,
 }
 KINDS: Final = {number: kind for kind, number in NUMBERS.items()}
 #: The defaults of the fields that a command or record got in level 2. They are left out while they have their defaults.
@@ -267,6 +272,7 @@ class MetaState:
         self.trail = Trail()
         self.identity = Identity()
         self.pauses = Pauses()
+        self.webhooks = Webhooks()
 
     def current(self, service: str) -> Deployment | None:
         """The deployment that new invocations of a service use."""
@@ -279,8 +285,8 @@ class MetaState:
 
 
 def encode_state(state: MetaState) -> bytes:
-    """For backups. Tokens, the audit trail, the identity and pauses are not part of it: they belong to one cluster, and a
-    cluster made from a backup is another one."""
+    """For backups. Tokens, the audit trail, the identity, pauses and webhooks are not part of it: they belong to one cluster,
+    and a cluster made from a backup is another one."""
     packed: bytes = msgpack.packb(
         (
             state.cluster,
@@ -354,6 +360,10 @@ def apply(state: MetaState, now_ms: int, command: MetaCommand) -> Outcome:
         return Outcome(state.pauses.halt(command, state.now_ms))
     if type(command) is Release:
         return Outcome(state.pauses.release(command))
+    if type(command) is CreateWebhook:
+        return Outcome(state.webhooks.create(command, state.now_ms))
+    if type(command) is DeleteWebhook:
+        return Outcome(state.webhooks.delete(command, state.now_ms))
     if state.partitions:
         return Outcome(Result(Code.UNCHANGED, f"the cluster has {state.partitions} partitions"))
     if type(command) is RestoreDeployment:
@@ -390,6 +400,8 @@ def _restore(state: MetaState, command: RestoreCluster) -> Outcome:
     state.revisions = dict(command.revisions)
     state.membership.place(command.placement, command.replication)
     _raise_level(state, command.level)
+    if command.level >= 2:
+        state.webhooks.renew(state.now_ms)  # Partitions forget the webhooks of the cluster in the backup.
     return Outcome(Result())
 
 

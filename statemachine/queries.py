@@ -19,6 +19,7 @@ from holdfast.statemachine.effects import (
     STATUS_NAMES,
     ArmTimer,
     DeleteObjects,
+    DeliverNotices,
     Effect,
     FlushOutbox,
     RecoverAttempt,
@@ -28,12 +29,14 @@ from holdfast.statemachine.records import (
     STATUS_AT,
     Count,
     End,
+    Hook,
     Invocation,
     Meta,
     Object,
     unpack,
     unpack_completed,
     unpack_completed_outcome,
+    unpack_hook,
     unpack_invocation,
     unpack_meta,
     unpack_object,
@@ -44,6 +47,7 @@ from holdfast.statemachine.tables import (
     DEPLOYMENT,
     FAILURE,
     GONE,
+    HOOK,
     JOURNAL,
     META,
     OBJECT,
@@ -54,12 +58,14 @@ from holdfast.statemachine.tables import (
     SERVICE,
     VALUE,
     after,
+    notices_of,
     outbox_key,
     parcel_key,
     partition_bytes,
     step_bytes,
 )
 from holdfast.statemachine.txn import ReadTxn
+from holdfast.statemachine.webhooks import HookId
 
 #: The most records that one call of `list_invocations` examines. A filter that matches little must not hold up a node.
 LOOKED_AT_MAX: Final = 10_000
@@ -417,15 +423,52 @@ def pending_effects(txn: ReadTxn, after_id: bytes, limit: int) -> tuple[list[Eff
     return found, None
 
 
-def standing_effects(txn: ReadTxn) -> Iterator[ArmTimer | DeleteObjects | FlushOutbox]:
+def standing_effects(txn: ReadTxn) -> Iterator[ArmTimer | DeleteObjects | DeliverNotices | FlushOutbox]:
     """What a new leader starts again beside attempts. Bounded by the number of partitions."""
     due_ms = next_due(txn)
     if due_ms is not None:
         yield ArmTimer(due_ms)
     if objects_to_delete(txn, 1):
         yield DeleteObjects()
+    if any(hook.pending or hook.gone for hook in hooks(txn)):
+        yield DeliverNotices()
     for target in outbox_targets(txn):
         yield FlushOutbox(target)
+
+
+# -- webhooks ----------------------------------------------------------------------------------------------------------
+
+
+def hooks(txn: ReadTxn) -> list[Hook]:
+    """What each webhook wants, and how much waits for it."""
+    return [unpack_hook(HookId(key[1:]), raw) for key, raw in txn.scan(HOOK, after(HOOK))]
+
+
+class Notice(NamedTuple):
+    sequence: int
+    at_ms: int
+    event: int  # see `webhooks.EVENTS`
+    invocation: Invocation  # as it was then
+    failure: list[Any] | None  # code, message, kind
+
+
+def notices(txn: ReadTxn, hook: HookId, limit: int) -> list[Notice]:
+    """The oldest notices that wait for a hook."""
+    found = []
+    for key, raw in txn.scan(*notices_of(hook)):
+        at_ms, event, ident, record, failure = unpack(raw)
+        found.append(
+            Notice(
+                sequence=int.from_bytes(key[-8:], "big"),
+                at_ms=at_ms,
+                event=event,
+                invocation=unpack_invocation(InvocationId(ident), record),
+                failure=failure,
+            )
+        )
+        if len(found) >= limit:
+            break
+    return found
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from holdfast.sdk.ids import NO_INVOCATION, InvocationId, ObjectId
 from holdfast.statemachine.commands import CALL_DEPTH_MAX
 from holdfast.statemachine.effects import Status
 from holdfast.statemachine.levels import FIRST, trimmed
+from holdfast.statemachine.webhooks import HookId
 
 #: One packer is enough: each call packs a whole value, so no state is shared between calls.
 pack: Final = msgpack.Packer(autoreset=True).pack
@@ -231,6 +232,30 @@ def unpack_blob(name: bytes, raw: bytes) -> Blob:
 
 
 @dataclass(slots=True)
+class Hook:
+    """What a webhook wants to be told, and how many notices wait for it."""
+
+    id: HookId  # The key; not packed.
+    events: int = 0
+    services: Sequence[str] = ()  # Empty: all.
+    gone: bool = False  # It was deleted. The record stays until its notices are removed.
+    pending: int = 0
+    dropped: int = 0
+
+
+_hook_row = attrgetter(*[field.name for field in fields(Hook)][1:])
+
+
+def pack_hook(record: Hook) -> bytes:
+    raw: bytes = pack(_hook_row(record))
+    return raw
+
+
+def unpack_hook(hook: HookId, raw: bytes) -> Hook:
+    return Hook(hook, *unpack(raw))
+
+
+@dataclass(slots=True)
 class Meta:
     """The record about the partition itself. Limits are state, not settings: all replicas must apply the same ones."""
 
@@ -252,11 +277,13 @@ class Meta:
     level: int = FIRST  # see `levels`
     indexed: bytes = b""  # up to which id invocations of before level 2 are in the index; INDEXED: all of them
     call_depth_max: int = CALL_DEPTH_MAX
+    hooks: int = 0  # the version of the webhooks that the partition knows; 0: it never had any
+    notices: int = 0  # the newest notice for a webhook
 
 
 #: The index is complete: see `listing`. No id has this length.
 INDEXED: Final = b"\xff"
-_META_LATER: Final = (FIRST, b"", CALL_DEPTH_MAX)
+_META_LATER: Final = (FIRST, b"", CALL_DEPTH_MAX, 0, 0)
 _meta_row = attrgetter(*[field.name for field in fields(Meta)])
 
 

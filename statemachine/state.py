@@ -18,10 +18,12 @@ from holdfast.statemachine.levels import LEVEL
 from holdfast.statemachine.records import (
     COUNTS,
     INDEXED,
+    Hook,
     Invocation,
     Meta,
     Object,
     pack,
+    pack_hook,
     pack_invocation,
     pack_meta,
     pack_object,
@@ -33,6 +35,7 @@ from holdfast.statemachine.records import (
 from holdfast.statemachine.tables import (
     ACTIVE,
     DEPLOYMENT,
+    HOOK,
     META,
     OBJECT,
     SENT,
@@ -42,6 +45,7 @@ from holdfast.statemachine.tables import (
     partition_bytes,
 )
 from holdfast.statemachine.txn import Txn
+from holdfast.statemachine.webhooks import HookId
 
 #: Decoded invocations, and as many objects, kept from one transaction to the next (about 600 bytes each).
 CACHED_MAX: Final = 4096
@@ -66,6 +70,8 @@ class State:
         self.moved: dict[InvocationId, Invocation] = {}
         self._objects: dict[ObjectId, Object] = {}
         self._changed_objects: dict[ObjectId, Object] = {}
+        self.hooks: dict[HookId, Hook] | None = None  # None: not read yet. See `hooks`.
+        self.changed_hooks: dict[HookId, Hook] = {}
         self._counters: dict[str, list[int]] = {}
         self._deployments: dict[str, int] = {}
         self._sent: dict[int, int] = {}
@@ -109,6 +115,8 @@ class State:
                 self.delete(OBJECT + oid)
             else:
                 put(OBJECT + oid, pack_object(keyed))
+        if self.changed_hooks:
+            self._flush_hooks()
         for service, counters in self._counters.items():
             put(SERVICE + service.encode(), pack(counters))
         for deployment, count in self._deployments.items():
@@ -129,6 +137,11 @@ class State:
         if len(self._objects) > CACHED_MAX:
             self._objects.clear()
 
+    def _flush_hooks(self) -> None:
+        for id_, hook in self.changed_hooks.items():
+            self.put(HOOK + id_, pack_hook(hook))
+        self.changed_hooks.clear()
+
     def forget(self) -> None:
         """Drop everything decoded, because the transaction was aborted or the state replaced."""
         self.invocations.clear()
@@ -136,6 +149,8 @@ class State:
         self.moved.clear()
         self._objects.clear()
         self._changed_objects.clear()
+        self.hooks = None
+        self.changed_hooks.clear()
         self._forget_small()
         self._meta = None
         self.effects.clear()

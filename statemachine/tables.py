@@ -11,6 +11,7 @@ from typing import Final
 
 from holdfast.sdk.ids import InvocationId, ObjectId
 from holdfast.statemachine.levels import LEVEL, schema_of
+from holdfast.statemachine.webhooks import HookId
 
 #: The newest schema that this release reads. A release refuses a state with a newer one.
 SCHEMA: Final = schema_of(LEVEL)
@@ -40,6 +41,8 @@ BLOB: Final = b"B"  # blob -> Blob
 CHUNK: Final = b"b"  # blob, offset of the piece -> its bytes; none for one that is in the shared store
 BLOB_DUE: Final = b"G"  # due, blob -> nothing: when an unused blob is removed
 GONE: Final = b"g"  # name -> nothing: unused objects of the shared store, until they are deleted
+HOOK: Final = b"h"  # hook -> Hook
+NOTICE: Final = b"n"  # hook, sequence -> what the hook is to be told: see `hooks`
 DEPLOYMENT: Final = b"D"  # deployment -> how many active invocations are pinned to it
 
 #: Step numbers are below this. A larger number in the key of a timer is a mark: see `timers`.
@@ -65,6 +68,15 @@ def outbox_key(target: int, sequence: int) -> bytes:
 
 def parcel_key(target: int, sequence: int) -> bytes:
     return PARCEL + partition_bytes(target) + long_bytes(sequence)
+
+
+def notice_key(hook: HookId, sequence: int) -> bytes:
+    return NOTICE + hook + long_bytes(sequence)
+
+
+def notices_of(hook: HookId) -> tuple[bytes, bytes]:
+    """The range of the notices of a hook."""
+    return NOTICE + hook, NOTICE + hook + b"\xff" * 9
 
 
 def after(prefix: bytes) -> bytes:

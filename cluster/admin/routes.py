@@ -9,6 +9,7 @@ from holdfast.cluster.http.routes import NUMBER, PUBLIC, Parameter, Route
 from holdfast.cluster.log_level import LEVELS
 from holdfast.statemachine.access import ADMIN, APPROVE, OPERATE, READ, ROLES
 from holdfast.statemachine.survey import AWAKEABLE, IN_DOUBT, PROMISED, TIMED
+from holdfast.statemachine.webhooks import EVENTS
 
 PAGE: Final = 100
 PAGE_MAX: Final = 1000
@@ -600,6 +601,46 @@ ROUTES: Final = (
         OPERATE,
         body={"type": "object", "properties": {"service": {"type": "string"}, "key": {"type": "string"}}},
         answers=((200, "resumed, and what is still paused"), (404, "it is not paused")),
+    ),
+    Route(
+        "GET",
+        "/webhooks",
+        "webhooks",
+        "Webhooks: what they are told, what waits for them, and their last error",
+        OPERATE,
+    ),
+    Route(
+        "POST",
+        "/webhooks",
+        "create_webhook",
+        "Create a webhook: the cluster sends signed events to an address; its secret is shown only once",
+        OPERATE,
+        body={
+            "type": "object",
+            "properties": {
+                "url": {"type": "string", "description": "http or https, without user and password"},
+                "events": {"type": "array", "items": {"enum": [*EVENTS]}},
+                "services": {"type": "array", "items": {"type": "string"}, "description": "all, if it is not given"},
+            },
+            "required": ["url", "events"],
+        },
+        answers=((201, "the webhook and its secret"), (507, "too many webhooks")),
+    ),
+    Route(
+        "DELETE",
+        "/webhooks/{id}",
+        "delete_webhook",
+        "Delete a webhook, and the events that wait for it",
+        OPERATE,
+        answers=((200, "deleted"), (404, "no such webhook")),
+    ),
+    Route(
+        "POST",
+        "/webhooks/{id}/test",
+        "test_webhook",
+        "Send a test event to a webhook now, from this node, once",
+        OPERATE,
+        answers=((200, "what the receiver answered"), (404, "no such webhook")),
     ),
     Route("GET", "/metrics", "metrics", "Metrics for Prometheus", READ, answers=((200, "text"),)),
     Route("GET", "/log-level", "log_level", "The level of the log of the node that is asked", READ),

@@ -14,6 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.cluster.handlers.queue import Search
+from holdfast.cluster.leading.courier import Courier
+from holdfast.cluster.leading.notices import Notices
 from holdfast.cluster.leading.outbox import Outbox
 from holdfast.cluster.leading.timers import Alarm
 from holdfast.cluster.partition.door import Partition
@@ -34,6 +36,7 @@ from holdfast.statemachine.effects import (
     Acknowledge,
     ArmTimer,
     DeleteObjects,
+    DeliverNotices,
     Effect,
     FlushOutbox,
     RecoverAttempt,
@@ -71,6 +74,7 @@ class Leadership:
         router: Router,
         replies: Replies,
         objects: Objects,
+        courier: Courier,
         *,
         limits: SetLimits | None = None,
         level: int = FIRST,
@@ -96,6 +100,7 @@ class Leadership:
         self._outboxes: dict[int, Outbox] = {}
         self._objects = objects
         self._janitor = Janitor(partition, objects)
+        self._notices = Notices(partition, courier)
         # One lookup per effect. The most frequent effects go to the invoker directly.
         self._carry: dict[type[Any], Callable[[Any], None]] = {
             StartAttempt: self._start,
@@ -109,6 +114,7 @@ class Leadership:
             FlushOutbox: lambda effect: self.flush(effect.target),
             ArmTimer: lambda effect: self._alarm.set(effect.due_ms),
             DeleteObjects: lambda _: self._janitor.wake(),
+            DeliverNotices: lambda _: self._notices.wake(),
         }
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -132,6 +138,7 @@ class Leadership:
         self.partition.keep_up_with(meta.now_ms)
         self._set_limits()
         self._janitor.start()
+        self._notices.start()
         # Scan after the effects applied with the announcement: they start attempts that the scan would consider lost.
         self._loop.call_soon(self.scan)
 
@@ -159,6 +166,9 @@ class Leadership:
             if self.announced:
                 self._raise_level()
 
+    def webhooks_changed(self) -> None:
+        self._notices.changed()
+
     def _raise_level(self) -> None:
         def answered(answer: Result | ProposalError) -> None:
             if isinstance(answer, ProposalError):
@@ -180,6 +190,7 @@ class Leadership:
         for outbox in self._outboxes.values():
             outbox.end()
         self._janitor.end()
+        self._notices.end()
         self._lost.clear()
         self._invoker.end(self)
 

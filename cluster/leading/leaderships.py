@@ -8,6 +8,7 @@ from holdfast.cluster.clock import Clock
 from holdfast.cluster.config import Config
 from holdfast.cluster.groups import FIRST_PARTITION_GROUP
 from holdfast.cluster.handlers.invoker import Invoker
+from holdfast.cluster.leading.courier import Courier
 from holdfast.cluster.leading.leadership import Leadership, limits_of
 from holdfast.cluster.partition.door import Bounds, Observer, Outvoted, Partition
 from holdfast.cluster.registry.machine import MetaMachine
@@ -36,6 +37,7 @@ class Leaderships:
         watches: Watches,
         snapshots: Snapshots,
         objects: Objects,
+        courier: Courier,
         clock: Clock,
         bounds: Bounds,
         outvoted: Outvoted,
@@ -51,6 +53,7 @@ class Leaderships:
         self._watches = watches
         self._snapshots = snapshots
         self._objects = objects
+        self._courier = courier
         self._clock = clock
         self._bounds = bounds
         self._outvoted = outvoted
@@ -97,6 +100,7 @@ class Leaderships:
                 router=self._router,
                 replies=self._replies,
                 objects=self._objects,
+                courier=self._courier,
                 limits=limits_of(self._config),
                 level=self._meta.state.level,
             )
@@ -114,6 +118,12 @@ class Leaderships:
         for partition in self._replicas.hosted.values():
             if partition.leadership is not None:
                 partition.leadership.raise_level(self._meta.state.level)
+
+    def webhooks_changed(self) -> None:
+        """The webhooks of the cluster may have changed."""
+        for partition in self._replicas.hosted.values():
+            if partition.leadership is not None:
+                partition.leadership.webhooks_changed()
 
     def stop_beginning(self) -> None:
         """Begin no more leaderships."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from holdfast.cluster.certificates import Certificates
@@ -31,6 +32,7 @@ class Health:
         router: Router,
         handover: Handover,
         arrears: Arrears,
+        webhooks: Callable[[], list[str]],
     ) -> None:
         self._node = node
         self._log = log
@@ -40,6 +42,7 @@ class Health:
         self._router = router
         self._handover = handover
         self._arrears = arrears
+        self._webhooks = webhooks
         self._stopping = False
 
     def stopping(self) -> None:
@@ -80,7 +83,7 @@ class Health:
             found.append(f"no disk space on this node, so it leads no partitions: {full}")
         elsewhere = sorted(self._handover.full - {self._node})
         found += [f"the disk of {name} is full, so it leads no partitions" for name in elsewhere]
-        return found + self._pauses()
+        return found + self._pauses() + self._webhooks()
 
     def _pauses(self) -> list[str]:
         standing = list(self._meta.state.pauses.by_scope.values())

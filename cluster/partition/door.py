@@ -70,6 +70,9 @@ class Leads(Protocol):
 
     def raise_level(self, level: int) -> None: ...
 
+    def webhooks_changed(self) -> None:
+        """The meta group may know other webhooks than the partition."""
+
 
 Settle: TypeAlias = Callable[[InvocationId, list[Any]], None]
 Outvoted: TypeAlias = Callable[[Group], ProposalError | None]

@@ -59,6 +59,7 @@ class Check:
         self.retention()
         self.counters()
         self.blobs()
+        self.hooks()
 
     def journals(self) -> None:
         for ident, record in {**self.active, **self.completed}.items():
@@ -226,6 +227,17 @@ class Check:
         assert (about.blobs, about.blob_bytes) == (len(rows), size)
         sizes = sum(refs.stored_size(blob) for blob in stored)
         assert (about.stored, about.stored_bytes, about.gone) == (len(stored), sizes, len(gone))
+
+    def hooks(self) -> None:
+        """Each hook knows how many notices wait for it. A deleted one is here as long as there are any."""
+        rows = Counter(key[1:9] for key, _ in self.rows(tables.NOTICE))
+        found = queries.hooks(self.txn)
+        assert rows == Counter({hook.id: hook.pending for hook in found if hook.pending})
+        assert all(hook.pending for hook in found if hook.gone) and all(hook.dropped >= 0 for hook in found)
+        assert not found or queries.meta(self.txn).hooks
+        for hook in found:
+            for notice in queries.notices(self.txn, hook.id, 10_000):
+                assert 0 < notice.sequence <= queries.meta(self.txn).notices and notice.event in (1, 2, 4, 8)
 
     @staticmethod
     def count(counted: Counter[bytes], ref: Ref | None) -> None:

@@ -22,6 +22,7 @@ from holdfast.statemachine.commands import (
     Deliver,
     FailAttempt,
     FireTimers,
+    ForgetNotices,
     ForgetObjects,
     Invoke,
     KeepBlob,
@@ -41,6 +42,7 @@ from holdfast.statemachine.commands import (
     Restart,
     Resume,
     Retry,
+    SetHooks,
     SetLimits,
     SetState,
     SuspendAttempt,
@@ -51,24 +53,29 @@ from holdfast.statemachine.commands import (
 from holdfast.statemachine.tables import ACTIVE, COMPLETED, after
 from holdfast.statemachine.txn import ReadTxn
 from holdfast.statemachine.values import fingerprint
+from holdfast.statemachine.webhooks import HookId
 from tests.statemachine.rig import ident
 
 KEYS = [None, None, "k", "l"]
 #: Large values: of one piece, of two pieces, and one that starts with the marker of a value.
 BLOBS = [b"large" * 20, bytes(CHUNK_BYTES + 3), b"\x01marked" * 9]
 SECRETS = [b"", b"8 bytes!", b"8 others"]
+HOOKS = [HookId(b"hook 1.."), HookId(b"hook 2.."), HookId(b"hook 3..")]
 EDGES = [-(2**63), -1, 0, 1, 1000, 2**31, 2**63 - 1]
 
 
 def random_command(random: Random, txn: ReadTxn) -> Command:
     """Invocations and steps are more frequent than the rest, because other commands act on them. Most commands are
     aimed at existing records; the others at unknown or completed ones."""
-    make = random.choice([_invoke, _step, _step, _step, _step, _step, _attempt, _other, _other, _timers, _blob])
+    make = random.choice([_invoke, _step, _step, _step, _step, _step, _attempt, _other, _other, _timers, _blob, _hooks])
     command = make(random)
     if isinstance(command, KeepBlob) and random.random() < 0.9:
         return _made_lately(random, command, txn)
     if isinstance(command, ForgetObjects):
         return ForgetObjects([*queries.objects_to_delete(txn, random.randrange(3)), *command.objects])
+    if isinstance(command, ForgetNotices):
+        found = queries.notices(txn, command.hook, random.randrange(1, 4))
+        return command._replace(sequences=[*[notice.sequence for notice in found], *command.sequences])
     return command if random.random() < 0.15 else _aimed(random, command, txn)
 
 
@@ -287,3 +294,14 @@ def _blob(random: Random) -> Command:
             return PutBlob(ref.data, _number(random, 3), random.choice([data, b"", b"\x02" * len(data)]))
         case _:
             return PutBlob(ref.data, index, data)
+
+
+def _hooks(random: Random) -> Command:
+    if random.random() < 0.7:
+        sequences = [_number(random, 9) for _ in range(random.randrange(3))]
+        return ForgetNotices(random.choice([*HOOKS, HookId(b"unknown.")]), sequences, random.random() < 0.3)
+    rows: list[list[Any]] = [
+        [id_, random.randrange(16), random.choice([[], ["objects"], ["flows", "objects"]])]
+        for id_ in random.sample([*HOOKS, b"short"], random.randrange(4))
+    ]
+    return SetHooks(_number(random, 300), rows)

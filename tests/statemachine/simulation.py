@@ -32,6 +32,7 @@ from holdfast.statemachine.commands import (
     Deliver,
     FailAttempt,
     FireTimers,
+    ForgetNotices,
     Invoke,
     Kill,
     Pause,
@@ -40,6 +41,7 @@ from holdfast.statemachine.commands import (
     Redispatch,
     Resume,
     Retry,
+    SetHooks,
     TrimOutbox,
     decode_batch,
     encode_batch,
@@ -50,6 +52,7 @@ from holdfast.statemachine.effects import (
     ArmTimer,
     Code,
     DeleteObjects,
+    DeliverNotices,
     Effect,
     FlushOutbox,
     RecoverAttempt,
@@ -64,6 +67,7 @@ from holdfast.statemachine.effects import (
 from holdfast.statemachine.machine import apply
 from holdfast.statemachine.memory import Memory
 from holdfast.statemachine.state import State
+from holdfast.statemachine.webhooks import COMPLETED, FAILED, HookId
 from tests.statemachine import invariants
 from tests.statemachine.attempt import RETENTION_MS, Attempt
 from tests.statemachine.found import value_of
@@ -74,6 +78,7 @@ PARTITIONS = 3
 FAULTY_MS = 4000  # Faults stop after this, so that everything can finish.
 EVENTS_MAX = 300_000
 FOREVER = 2**63
+HOOK = HookId(b"the hook")
 _EXPECTED = {Code.DONE, Code.UNCHANGED, Code.NOT_FOUND, Code.CONFLICT}
 
 
@@ -85,15 +90,19 @@ class Partition:
         self.leadership = 0  # Counts leaders: the plans of an older leader are not carried out.
         self.proposals: list[tuple[Command, Callable[[Result], None]]] = []
         self.armed_ms = FOREVER
+        self.delivers = False
         self.live: dict[InvocationId, Attempt] = {}  # By invocation: the newest attempt that this leader started.
 
 
 class Simulation:
-    def __init__(self, seed: int, *, large: float = 0.2, sliced: bool = True) -> None:
+    def __init__(self, seed: int, *, large: float = 0.2, sliced: bool = True, hooks: bool = False) -> None:
         self.random = Random(seed)
         self.large = large  # The probability that a value counts as large.
         #: The slices in which new leaders derive pending effects from state. None: all of them at once.
         self.slices = Random(f"slices of {seed}") if sliced else None
+        self.hooks = hooks  # Whether a webhook is told how invocations end.
+        #: What it was told, and how often: by partition and sequence.
+        self.told: dict[tuple[int, int], list[queries.Notice]] = {}
         self.now_ms = T0
         self.events: list[tuple[int, int, Callable[[], None]]] = []
         self.count = 0
@@ -236,6 +245,8 @@ class Simulation:
                 self.later(partition, self.slices.randrange(3), partial(derive, following, limit))
 
         self.propose(partition, Announce(leadership + 1, f"n{leadership}"), announced)
+        if self.hooks:
+            self.propose(partition, SetHooks(1, [[HOOK, FAILED | COMPLETED, []]]))
 
     def fail_over(self, partition: Partition) -> None:
         """The knowledge of the old leader is lost; some of its attempts live on without noticing."""
@@ -248,6 +259,7 @@ class Simulation:
             if self.random.random() < 0.5:
                 attempt.is_over = True
         partition.live.clear()
+        partition.delivers = False
         self.lead(partition)
         self.after(1, lambda: self.commit(partition))
 
@@ -283,6 +295,8 @@ class Simulation:
                     self.tell(partition, ident, epoch, lambda attempt: attempt.on_cancelled())
             case AbortAttempt(ident, epoch):
                 self.tell(partition, ident, epoch, self.stop)
+            case DeliverNotices():
+                self.deliver(partition)
             case Reply() | DeleteObjects():
                 pass
             case _:
@@ -326,6 +340,23 @@ class Simulation:
             if not self.chance("lost delivery", 0.1):
                 self.after(self.random.randrange(1, 20), carry)
         self.later(partition, 200, lambda: self.flush(partition, target))
+
+    def deliver(self, partition: Partition) -> None:
+        """Tell the webhook what waits for it, and forget that a while later. A leader that fails in between leaves it to the
+        next one."""
+        notices = queries.notices(partition.txn, HOOK, self.random.randrange(1, 4))
+        if partition.delivers or not notices:
+            return
+        partition.delivers = True
+        for notice in notices:
+            self.told.setdefault((partition.number, notice.sequence), []).append(notice)
+
+        def forgotten(_: Result) -> None:
+            partition.delivers = False
+            self.later(partition, 1, lambda: self.deliver(partition))
+
+        forget = ForgetNotices(HOOK, [notice.sequence for notice in notices])
+        self.later(partition, self.random.randrange(1000), lambda: self.propose(partition, forget, forgotten))
 
     # -- handlers --------------------------------------------------------------------------------------------------------
 

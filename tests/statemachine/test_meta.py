@@ -27,6 +27,7 @@ from holdfast.statemachine.meta import (
     Service,
 )
 from holdfast.statemachine.pauses import Halt, Release
+from holdfast.statemachine.webhooks import CreateWebhook, DeleteWebhook
 
 OLD, NEW = "http://old:9080", "http://new:9080"
 
@@ -362,6 +363,16 @@ commands: st.SearchStrategy[MetaCommand] = st.one_of(
     st.builds(RetireIdentityKey, id=st.sampled_from(["k1", "k2", "k3"])),
     st.builds(Halt, names, st.none() | names, by=names, reason=names, recall=st.booleans()),
     st.builds(Release, names, st.none() | names),
+    st.builds(
+        CreateWebhook,
+        id=st.sampled_from([b"8 bytes!", b"others..", b"short"]),
+        url=names,
+        events=st.integers(0, 15),
+        services=st.lists(names, max_size=2),
+        secret=names,
+        by=names,
+    ),
+    st.builds(DeleteWebhook, id=st.sampled_from([b"8 bytes!", b"others.."])),
 )
 
 
@@ -379,6 +390,7 @@ def test_any_log_gives_the_same_state_live_from_bytes_and_from_a_snapshot(
             replayed = meta.decode_state(meta.encode_state(replayed))
             replayed.tokens, replayed.trail = left_out.tokens, left_out.trail
             replayed.identity, replayed.pauses = left_out.identity, left_out.pauses
+            replayed.webhooks = left_out.webhooks
 
         first: Outcome = meta.apply(live, number, command)
         second = meta.apply(replayed, number, meta.decode(raw).command)
@@ -388,6 +400,8 @@ def test_any_log_gives_the_same_state_live_from_bytes_and_from_a_snapshot(
         assert live.trail.newest_first() == replayed.trail.newest_first()
         assert live.identity.keys == replayed.identity.keys
         assert live.pauses.by_scope == replayed.pauses.by_scope
+        assert live.webhooks.by_id == replayed.webhooks.by_id
+        assert live.webhooks.version == replayed.webhooks.version
         assert meta.encode_state(live) == meta.encode_state(replayed)
         for name, offers in live.offers.items():
             assert offers and len(set(offers)) == len(offers)

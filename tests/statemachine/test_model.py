@@ -37,6 +37,7 @@ def tables_checked(simulation: Simulation) -> None:
         left = {key[:1] for key, _ in partition.txn.scan(b"\x01", b"\xff")}
         allowed = {tables.META, tables.SERVICE, tables.OBJECT, tables.VALUE, tables.SENT, tables.TAKEN}
         allowed |= {tables.LARGE, tables.BLOB, tables.CHUNK}  # and the values that object state refers to
+        allowed |= {tables.HOOK} if simulation.hooks else set()
         assert left <= allowed, left - allowed
         assert replayed(simulation, partition.number) == queries.digest(partition.txn), "replicas are equal"
 
@@ -73,6 +74,24 @@ def test_programs_end_as_the_model_says(block: int) -> None:
         simulation = Simulation(seed)
         simulation.run()
         check(simulation)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_a_webhook_is_told_at_least_once_how_each_invocation_ended(block: int) -> None:
+    """Leaders fail between a delivery and its report, so it is repeated, and then with the same content."""
+    repeated = 0
+    for seed in range(block * 15, block * 15 + 15):
+        simulation = Simulation(seed, hooks=True)
+        simulation.run()
+        check(simulation)
+        told = simulation.told.values()
+        assert {first.invocation.id for first, *_ in told} == simulation.outcomes.keys()
+        assert len(told) == len(simulation.outcomes), "each end leaves one notice"
+        for first, *again in told:
+            assert all(notice == first for notice in again)
+            assert (first.failure is None) is (simulation.outcomes[first.invocation.id][0] == 0)
+            repeated += len(again)
+    assert repeated
 
 
 @pytest.mark.parametrize("seed", REGRESSIONS)
