@@ -337,6 +337,7 @@ class World:
             await doors.token_use.stop()
         await serving.identity.stop()
         node.settle_no_more()
+        await serving.courier.close()
         await serving.controller.stop()
         await node.releases.stop()
         await node.watchdog.stop()
