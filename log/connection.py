@@ -62,7 +62,18 @@ DEFAULT_LIMITS: Final = LinkLimits()
 class Peer:
     """What we know about one peer, across its sessions."""
 
-    __slots__ = ("address", "bytes_in", "bytes_out", "current", "dialing", "last_error", "node", "refused")
+    __slots__ = (
+        "address",
+        "bytes_in",
+        "bytes_out",
+        "came_from",
+        "current",
+        "dialed_host",
+        "dialing",
+        "last_error",
+        "node",
+        "refused",
+    )
 
     def __init__(self, node: str, address: Address) -> None:
         self.node = node
@@ -71,6 +82,8 @@ class Peer:
         self.dialing: asyncio.Task[None] | None = None
         self.last_error: str | None = None
         self.refused: str | None = None
+        self.came_from = ""  # The host of its last session with us, if it dialed,
+        self.dialed_host = ""  # and the one that its address led to.
         self.bytes_in = 0
         self.bytes_out = 0
 
@@ -145,7 +158,7 @@ class Connection(asyncio.BufferedProtocol):
         self.ended: asyncio.Future[None] = links.loop.create_future()
         self.lost: asyncio.Future[None] = links.loop.create_future()
         self._links = links
-        self._dialed = dialed
+        self.dialed = dialed
         self._transport: asyncio.Transport | None = None
         self._handshake: Handshake | None = None
         self._aborting: asyncio.TimerHandle | None = None
@@ -175,10 +188,10 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         self._handshake = Handshake(
-            role=Role.ACCEPTOR if self._dialed is None else Role.DIALER,
+            role=Role.ACCEPTOR if self.dialed is None else Role.DIALER,
             us=self._links.us,
             secret=self._links.secret,
-            peer=self._dialed,
+            peer=self.dialed,
             certified=certified_names(transport),
             admit=lambda them: self._links.admit(self, them),
         )
@@ -235,7 +248,7 @@ class Connection(asyncio.BufferedProtocol):
             if not self.opened.done():
                 self.opened.set_result(refusal)
             self.proved = self._handshake.proved
-            last_word = self._handshake.take_output() if self._dialed is None else b""
+            last_word = self._handshake.take_output() if self.dialed is None else b""
             if last_word:
                 self._transport.write(last_word)
             self.end(refusal.reason, flush=bool(last_word))

@@ -216,6 +216,7 @@ class Handshake:
         self._hint = (
             "after our hello without a reason: most likely it "
             f"{'does not accept our certificate' if self._certified is not None else 'uses TLS'}, "
+            "or too many strangers are connected to it, "
             "or it runs an older release and has a different cluster id (name and founders); see its log"
         )
         hello, raw = yield from self._read_hello(Role.ACCEPTOR)

@@ -17,6 +17,7 @@ docs/peer-link.md has the bytes and the limits.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import random
@@ -27,12 +28,13 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
 
 from holdfast.log.connection import DEFAULT_LIMITS, Connection, LinkLimits, OnFrame, Peer
+from holdfast.log.greetings import Greetings
 from holdfast.log.handshake import REMOVED, Fault, HandshakeRefused, Identity, check_id, check_secret
 from holdfast.log.sockets import Address, TlsFiles, connect, explain, is_loopback, tls_contexts, tune
 
 logger = logging.getLogger(__name__)
 
-_BACKLOG: Final = 128
+_BACKLOG: Final = 1024
 _WARN_EVERY_S: Final = 10.0
 # The answer of the node that dials to a node that asks why. Part of the protocol.
 _WRONG_WAY: Final = "the smaller id dials"
@@ -143,7 +145,7 @@ class Links:
         self._jitter = random.Random() if jitter is None else jitter
         self._peers: dict[str, Peer] = {}
         self._connections: set[Connection] = set()
-        self._greeting: dict[asyncio.Task[None], str] = {}  # Each with the host it comes from.
+        self._greeting: Greetings[asyncio.Task[None]] = Greetings(limits.handshakes_max, limits.handshakes_per_host_max)
         self._tasks: set[asyncio.Task[None]] = set()
         self._arrivals = itertools.count(1)
         self._listener: socket.socket | None = None
@@ -182,7 +184,7 @@ class Links:
         leaving = [peer.current for peer in self._peers.values() if peer.current is not None]
         for connection in leaving:
             connection.end("this node is stopping", flush=True)
-        tasks = self._tasks | self._greeting.keys()
+        tasks = self._tasks | {*self._greeting}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -356,28 +358,39 @@ class Links:
                 self.warn("accept", f"cannot accept peer connections: {error}")
                 await asyncio.sleep(0.1)
                 continue
-            where = str(Address(name[0], name[1]))
-            if len(self._greeting) >= self.limits.handshakes_max:
-                sock.close()
-                self.warn("crowd", f"refused {where}: {len(self._greeting)} connections are not authenticated yet")
-                continue
-            if sum(host == name[0] for host in self._greeting.values()) >= self.limits.handshakes_per_host_max:
-                sock.close()
-                self.warn("crowd", f"refused {where}: too many connections from there are not authenticated yet")
-                continue
-            task = asyncio.create_task(self._greet(sock, where))
-            self._greeting[task] = name[0]
-            task.add_done_callback(self._greeting.pop)
+            if (oldest := self._greeting.in_the_way(name[0], self._known_hosts())) is not None:
+                self.warn(
+                    "crowd",
+                    f"{len(self._greeting)} connections are not authenticated yet, and another comes from {name[0]}: "
+                    "the oldest one is closed",
+                )
+                self._greeting.leave(oldest)
+                oldest.cancel()
+            task = asyncio.create_task(self._greet(sock, name[0], name[1]))
+            self._greeting.enter(task, name[0])
+            task.add_done_callback(self._greeting.leave)
             task.add_done_callback(self._task_done)
+            # However many come, each begins its handshake before it is the oldest, and the node does everything else.
+            await asyncio.sleep(0)
 
-    async def _greet(self, sock: socket.socket, where: str) -> None:
+    def _known_hosts(self) -> set[str]:
+        """The hosts from which peers dial, as far as we know."""
+        hosts: set[str] = set()
+        for peer in self._peers.values():
+            hosts.update((peer.address.host, peer.came_from, peer.dialed_host))
+        return hosts
+
+    async def _greet(self, sock: socket.socket, host: str, port: int) -> None:
         """Turn an accepted connection into a session, or close it."""
         tune(sock, self.limits.idle_s)
+        where = str(Address(host, port))
         connection = Connection(self, where, dialed=None, arrival=next(self._arrivals))
         try:
             async with asyncio.timeout(self.limits.handshake_s):
                 await self.loop.connect_accepted_socket(lambda: connection, sock, ssl=self._server_tls)
                 refusal = await connection.opened
+            if connection.peer is not None:
+                connection.peer.came_from = host
             if isinstance(refusal, HandshakeRefused):
                 self._note_refused(connection, refusal)
             elif refusal is not None:
@@ -473,6 +486,7 @@ class Links:
             async with asyncio.timeout(self.limits.dial_s):
                 sock = await connect(self.loop, address, self.limits.idle_s)
                 reached = True
+                self._note_host(connection, sock)
                 # No server name: the certificate must carry the node id, not the host name.
                 await self.loop.create_connection(
                     lambda: connection,
@@ -497,6 +511,13 @@ class Links:
             return None
         removed = isinstance(refusal, HandshakeRefused) and refusal.fault is Fault.REMOVED
         return _Failure(str(refusal), refused=True, removed=removed)
+
+    def _note_host(self, connection: Connection, sock: socket.socket) -> None:
+        """A peer most likely dials from the host at which we reach it."""
+        peer = self._peers.get(connection.dialed or "")
+        if peer is not None:
+            with contextlib.suppress(OSError):  # It is gone already.
+                peer.dialed_host = sock.getpeername()[0]
 
     # Time and tasks.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -46,7 +47,7 @@ def test_one_host_does_not_take_all_places_of_strangers(run: Run, caplog: pytest
         await b.links.start()
         b.links.set_peers({"a": Address("127.0.0.1", 1)})
         crowd = [await Stranger("a").connect(b.address, source="127.0.0.2") for _ in range(5)]
-        for stranger in crowd[2:]:
+        for stranger in crowd[:3]:
             await stranger.closed()
 
         await a.links.start()
@@ -58,7 +59,43 @@ def test_one_host_does_not_take_all_places_of_strangers(run: Run, caplog: pytest
 
     with caplog.at_level(logging.WARNING):
         run(scenario())
-    assert any("too many connections from there" in line for line in caplog.messages)
+    assert any("another comes from 127.0.0.2: the oldest one is closed" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize("sources", [1, 6])
+def test_strangers_that_connect_again_and_again_do_not_keep_a_restarted_peer_out(run: Run, sources: int) -> None:
+    async def scenario() -> None:
+        limits = LinkLimits(handshakes_max=16, handshakes_per_host_max=4, handshake_s=60.0)
+        a, b = Node("a"), Node("b", limits=limits)
+        await b.links.start()
+        b.links.set_peers({"a": Address("127.0.0.1", 1)})
+        opened = 0
+
+        async def keep_one_open(source: str) -> None:
+            nonlocal opened
+            while True:
+                stranger = await Stranger("a").connect(b.address, source=source)
+                opened += 1
+                await stranger.closed()
+
+        hosts = [f"127.0.0.{20 + number}" for number in range(sources)]
+        flood = [asyncio.create_task(keep_one_open(host)) for host in hosts for _ in range(8)]
+        await eventually(lambda: opened > 10 * len(flood))
+
+        await a.links.start()
+        a.links.set_peers({"b": b.address})
+        await a.until(lambda: "b" in a.live)
+        a.links.send("b", a.live["b"], b"x")
+        await b.until(lambda: b.frames == [b"x"])
+
+        assert not any(task.done() for task in flood), "the flood went on"
+        for task in flood:
+            task.cancel()
+        await asyncio.gather(*flood, return_exceptions=True)
+        await a.links.stop()
+        await b.links.stop()
+
+    run(scenario())
 
 
 def test_refused_strangers_are_logged_once_per_kind_not_once_each(run: Run, caplog: pytest.LogCaptureFixture) -> None:
