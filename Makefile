@@ -11,7 +11,7 @@ SEEDS ?= 2000
 START ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock quick quick-tests room test-pythons test check lint types fmt modules metrics sql-page sync-client sim sim-cluster sim-soak demo chaos chaos-log fuzz grow bench-log bench-e2e bench-snapshots bench-statemachine bench-authentication dev clean
+.PHONY: help setup lock quick quick-tests room test-pythons test check lint types dependencies audit fmt modules metrics sql-page sync-client sim sim-cluster sim-soak demo chaos chaos-log fuzz grow bench-log bench-e2e bench-snapshots bench-statemachine bench-authentication dev clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-19s %s\n", $$1, $$2 }'
@@ -71,7 +71,7 @@ test: check ## Lint, check types, run every test: the whole of CI
 	@echo "==> tests"
 	@$(BIN)/python -m tests
 
-check: lint types ## Lint and check types
+check: lint types dependencies ## Lint, check types, and compare the dependencies with known vulnerabilities
 
 lint: setup
 	@echo "==> lint: ruff"
@@ -81,6 +81,18 @@ lint: setup
 types: setup
 	@echo "==> types: mypy --strict"
 	@$(BIN)/mypy --no-error-summary -p holdfast -p tests $(foreach folder,bench docs examples,$(if $(wildcard $(folder)/*.py),-p $(folder)))
+
+# Works without a network: the list is requirements/advisories.toml.
+dependencies: setup
+	@echo "==> dependencies: pip check, known vulnerabilities"
+	@$(BIN)/python -m pip check --disable-pip-version-check > /dev/null || $(BIN)/python -m pip check --disable-pip-version-check
+	@$(BIN)/python -m tests.advisories
+
+# In an environment of its own: its dependencies are not ours.
+audit: setup ## Ask the public databases for vulnerabilities of the dependencies (pip-audit; needs a network)
+	@[ -x .venv-audit/bin/pip-audit ] || { $(BIN)/python -m venv .venv-audit && \
+		.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit>=2.10,<3'; }
+	@.venv-audit/bin/pip-audit --progress-spinner off --strict --disable-pip --require-hashes $(foreach lock,dev image build,-r requirements/$(lock).txt)
 
 modules: setup ## Write docs/modules.md from the docstrings
 	@$(BIN)/python -m tests.modules_page
@@ -148,4 +160,4 @@ docs: setup ## Build the site of docs/ into build/docs: a broken link, or a code
 	@echo "==> docs: build/docs/index.html"
 
 clean: ## Remove .venv and every cache
-	@rm -rf .venv .venv-3.* .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist docs/reference
+	@rm -rf .venv .venv-3.* .venv-audit .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist docs/reference
