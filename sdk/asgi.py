@@ -36,6 +36,7 @@ from holdfast.sdk.frames import (
     VERSION,
     VERSION_HEADER,
 )
+from holdfast.sdk.hosts import HOST_REFUSED, is_for_another_host, is_from_browser, is_loopback_host
 from holdfast.sdk.identity import SignatureRefused, load_identity
 from holdfast.sdk.journal import ProtocolError
 from holdfast.sdk.signatures import SIGNATURE_HEADER, SIGNED_HEADER
@@ -92,6 +93,9 @@ class AsgiEndpoint:
     async def _http(self, scope: _Message, receive: _Receive, send: _Send) -> None:
         if is_from_page(_header(scope, ORIGIN_HEADER), _header(scope, SITE_HEADER)):
             await _answer(send, 403, _error(403, PAGE_REFUSED), "application/json")
+            return
+        if self.inner.identity is None and _is_rebound(scope):
+            await _answer(send, 403, _error(403, HOST_REFUSED), "application/json")
             return
         path, method = scope["path"], scope["method"]
         invoke = _INVOKE.search(path)
@@ -266,6 +270,17 @@ def _transport(scope: _Message, receive: _Receive) -> asyncio.Transport | None:
         return None
     transport: asyncio.Transport | None = getattr(owner, "transport", None)
     return transport if hasattr(transport, "get_write_buffer_size") else None
+
+
+def _is_rebound(scope: _Message) -> bool:
+    """Whether a browser asks a loopback address for another host. An application does not know where its server listens: a
+    proxy on this machine may pass on the host that its clients asked for. So this concerns browsers only."""
+    server = scope.get("server")
+    if not server or not isinstance(server[0], str) or not is_loopback_host(server[0]):
+        return False
+    if not is_from_browser(_header(scope, "user-agent"), _header(scope, "accept-language")):
+        return False
+    return is_for_another_host(_header(scope, "host"))
 
 
 def _writer(send: _Send, lifeline: Lifeline | None) -> Callable[[bytes], Coroutine[Any, Any, None]]:

@@ -36,6 +36,7 @@ from holdfast.sdk.frames import (
     VERSION,
     VERSION_HEADER,
 )
+from holdfast.sdk.hosts import HOST_REFUSED, is_for_another_host, is_loopback_host
 from holdfast.sdk.identity import SignatureRefused, load_identity, warn_if_open
 from holdfast.sdk.journal import ProtocolError
 from holdfast.sdk.loop import new_event_loop
@@ -47,12 +48,15 @@ logger = logging.getLogger("holdfast.sdk")
 PING_S: Final = 10.0  # A node that is silent for this long is pinged,
 SILENCE_S: Final = 45.0  # and after this long it counts as gone.
 _ENDPOINT: Final = web.AppKey("holdfast_endpoint", Endpoint)
+#: The host that it listens on, if that is a loopback address and requests are not signed.
+_LOOPBACK: Final = web.AppKey("holdfast_loopback", list[str])
 
 
 def application(endpoint: Endpoint) -> web.Application:
     """The routes of an endpoint as an aiohttp application, to run or to mount as a sub-application."""
     app = web.Application(client_max_size=BATCH_BYTES_MAX, middlewares=[_refuse_pages])
     app[_ENDPOINT] = endpoint
+    app[_LOOPBACK] = []
     app.router.add_get("/discover", _discover)
     app.router.add_get("/stream", _stream)
     app.router.add_post("/invoke/{service}/{handler}", _invoke)
@@ -72,6 +76,9 @@ def _check(request: web.Request, path: str) -> str | None:
 async def _refuse_pages(request: web.Request, handler: Handler) -> web.StreamResponse:
     if is_from_page(request.headers.get(ORIGIN_HEADER), request.headers.get(SITE_HEADER)):
         return _refuse(403, PAGE_REFUSED)
+    loopback = request.app[_LOOPBACK]
+    if loopback and is_for_another_host(request.headers.get("Host"), loopback):
+        return _refuse(403, HOST_REFUSED)
     return await handler(request)
 
 
@@ -237,7 +244,8 @@ class Server:
     async def start(self, *, host: str = "127.0.0.1", port: int = 9080) -> None:
         """Listen. Port 0 means any free port; `port` has its number afterwards."""
         warn_if_open(host, self.endpoint.identity)
-        runner = web.AppRunner(application(self.endpoint), access_log=None, shutdown_timeout=1.0)
+        app = application(self.endpoint)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         site = web.TCPSite(runner, host, port)
         try:
@@ -247,6 +255,8 @@ class Server:
             raise
         self._runner = runner
         self.host, self.port = runner.addresses[0][:2]
+        if self.endpoint.identity is None and all(is_loopback_host(address[0]) for address in runner.addresses):
+            app[_LOOPBACK].append(host.rstrip(".").lower())
 
     @property
     def uri(self) -> str:

@@ -16,7 +16,7 @@ from holdfast.sdk import Context, Service, endpoint
 from holdfast.sdk.frames import TO_NODE, VERSION, VERSION_HEADER, StepFrame, Waiting, decode_batch, encode_batch
 from holdfast.sdk.ids import InvocationId
 from tests.sdk.fake_node import FakeNode
-from tests.sdk.test_server import check_pages_are_refused
+from tests.sdk.test_server import check_pages_are_refused, status_under
 
 
 def app() -> Any:
@@ -142,3 +142,13 @@ def test_the_rest_of_a_fastapi_application_keeps_working() -> None:
 async def test_requests_of_web_pages_are_refused_under_asgi_too() -> None:
     async with uvicorned(app()) as uri:
         await check_pages_are_refused(uri, streams_refused_with=403)
+
+
+@pytest.mark.parametrize("running", [uvicorned, hypercorned])
+async def test_a_browser_that_took_another_name_for_loopback_is_refused_and_a_proxy_is_not(running: Any) -> None:
+    page = {"Accept-Language": "", "User-Agent": "python"}  # What a page can do about its headers.
+    async with running(app()) as uri:
+        assert await status_under(uri, "evil.example", **page) == 403
+        assert await status_under(uri, "evil.example", **{"User-Agent": "Mozilla/5.0"}) == 403
+        assert await status_under(uri, "localhost", **page) == 200
+        assert await status_under(uri, "handlers.internal") == 200, "a node, through a proxy on this machine"

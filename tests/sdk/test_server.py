@@ -141,6 +141,44 @@ async def check_pages_are_refused(uri: str, *, streams_refused_with: int) -> Non
             assert response.status == 200, "somebody typed the address"
 
 
+async def status_under(uri: str, host: str | None, **headers: str) -> int:
+    """Of GET /discover, with this Host."""
+    async with aiohttp.ClientSession() as session:
+        sent = {**headers, **({"Host": host} if host is not None else {})}
+        async with session.get(f"{uri}/discover", headers=sent) as response:
+            assert response.status == 200 or "Host" in await response.text()
+            return response.status
+
+
+def test_an_endpoint_on_loopback_answers_under_no_other_name() -> None:
+    """After DNS rebinding, a page's requests look like those of a program, but for their Host."""
+
+    async def main() -> None:
+        server = Server([greeter()])
+        await server.start(port=0)
+        for host in (f"evil.example:{server.port}", "evil.example", "10.0.0.1", "localhost.evil.example", "a:b:c"):
+            assert await status_under(server.uri, host) == 403, host
+        for host in ("localhost", f"LocalHost.:{server.port}", "127.8.8.8", "[::1]:80", "trips.localhost"):
+            assert await status_under(server.uri, host) == 200, host
+        assert await status_under(server.uri, None) == 200, "as nodes ask"
+        with pytest.raises(aiohttp.WSServerHandshakeError):
+            async with aiohttp.ClientSession() as session:
+                await session.ws_connect(f"{server.uri}/stream", headers={"Host": "evil.example"})
+        await server.stop()
+
+    asyncio.run(main())
+
+
+def test_an_endpoint_on_another_address_may_have_any_name() -> None:
+    async def main() -> None:
+        server = Server([greeter()])
+        await server.start(host="0.0.0.0", port=0)
+        assert await status_under(f"http://127.0.0.1:{server.port}", "handlers.internal:9080") == 200
+        await server.stop()
+
+    asyncio.run(main())
+
+
 def test_requests_of_web_pages_are_refused() -> None:
     async def main() -> None:
         server = Server([greeter()])
