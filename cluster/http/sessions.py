@@ -22,7 +22,8 @@ from holdfast.cluster.http.access import STRANGER, Access, Principal, secret_dig
 from holdfast.log.errors import ProposalError
 
 SECURE_PREFIX: Final = "__Host-"  # Browsers take such a cookie over TLS alone, and for no other host.
-ENDED_MAX: Final = 10_000
+ENDED_MAX: Final = 10_000  # Sessions that were signed out and would still be valid: of all tokens,
+ENDED_OF_TOKEN_MAX: Final = 1_000  # and of one.
 CANDIDATES_MAX: Final = 8  # Cookies in one request that are tried.
 _VALUE: Final = re.compile(r"([A-Za-z0-9]{1,64})\.([0-9]{1,16})\.([0-9a-f]{32})\.([0-9a-f]{64})", re.ASCII)
 _PURPOSE: Final = b"holdfast: session of the console\0"
@@ -32,6 +33,50 @@ class Session(NamedTuple):
     principal: Principal
     expires_ms: int
     cookie: str  # for Set-Cookie
+
+
+class Ended:
+    """Sessions that were signed out, until they expire anyway. Bounded, without ever making one valid again: beyond a bound,
+    all sessions of the token with the most of them end that would expire first."""
+
+    def __init__(self) -> None:
+        self._nonces: dict[str, dict[str, int]] = {}  # By token: the random part of each cookie, and when it expires.
+        self._until: dict[str, int] = {}  # By token: all sessions that expire until then have ended.
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def has(self, token: str, nonce: str, expires_ms: int) -> bool:
+        return expires_ms <= self._until.get(token, 0) or nonce in self._nonces.get(token, ())
+
+    def add(self, token: str, nonce: str, expires_ms: int, now_ms: int) -> None:
+        if expires_ms <= now_ms or self.has(token, nonce, expires_ms):
+            return
+        self._nonces.setdefault(token, {})[nonce] = expires_ms
+        self._count += 1
+        if self._count > ENDED_MAX or len(self._nonces[token]) > ENDED_OF_TOKEN_MAX:
+            self._forget_expired(now_ms)
+        if self._count > ENDED_MAX:
+            self._end_oldest(max(self._nonces, key=lambda each: len(self._nonces[each])))
+        elif len(self._nonces.get(token, ())) > ENDED_OF_TOKEN_MAX:
+            self._end_oldest(token)
+
+    def _end_oldest(self, token: str) -> None:
+        self._until[token] = max(self._until.get(token, 0), min(self._nonces[token].values()))
+        self._keep(token, self._until[token])
+
+    def _forget_expired(self, now_ms: int) -> None:
+        for token in list(self._nonces):
+            self._keep(token, now_ms)
+        self._until = {token: until for token, until in self._until.items() if until > now_ms}
+
+    def _keep(self, token: str, after_ms: int) -> None:
+        nonces = self._nonces.pop(token)
+        kept = {nonce: expires for nonce, expires in nonces.items() if expires > after_ms}
+        self._count -= len(nonces) - len(kept)
+        if kept:
+            self._nonces[token] = kept
 
 
 class Sessions:
@@ -60,7 +105,7 @@ class Sessions:
         self._now_ms = now_ms
         self._names = (SECURE_PREFIX + self.name,) if secure else (SECURE_PREFIX + self.name, self.name)
         self._tell = tell
-        self._ended: dict[str, int] = {}  # Signed out: the random part of the cookie, and when it expires anyway.
+        self._ended = Ended()
 
     async def sign_in(self, token: str, *, secure: bool) -> Session:
         """Raises Unauthorized. `secure`: the browser reaches us over TLS."""
@@ -79,7 +124,11 @@ class Sessions:
 
     async def _valid(self, headers: Mapping[str, str]) -> list[re.Match[str]]:
         now_ms = self._now_ms()
-        found = [each for each in self._find(headers) if int(each[2]) > now_ms and each[3] not in self._ended]
+        found = [
+            each
+            for each in self._find(headers)
+            if int(each[2]) > now_ms and not self._ended.has(each[1], each[3], int(each[2]))
+        ]
         valid = [each for each in found if self._is_ours(each)]
         if found and not valid:
             # The token may have been created or rotated a moment ago, on another node.
@@ -98,19 +147,15 @@ class Sessions:
     async def sign_out(self, headers: Mapping[str, str], *, secure: bool) -> str:
         """The header that makes the browser forget the cookie. No connected node accepts it any more."""
         for match in await self._valid(headers):
-            ended = [match[3], int(match[2])]
+            ended = [match[1], match[3], int(match[2])]
             self.note_ended(ended)
             self._tell(ended)
         return self._cookie("", 0, secure=secure)
 
     def note_ended(self, ended: list[Any]) -> None:
-        nonce, expires_ms = ended
-        now_ms = self._now_ms()
-        if len(self._ended) >= ENDED_MAX:
-            self._ended = {each: until for each, until in self._ended.items() if until > now_ms}
-        if len(self._ended) >= ENDED_MAX:
-            self._ended.pop(next(iter(self._ended)))
-        self._ended[str(nonce)] = int(expires_ms)
+        """`ended` is the id of a token, the random part of the cookie, and when it expires."""
+        token, nonce, expires_ms = ended
+        self._ended.add(str(token), str(nonce), int(expires_ms), self._now_ms())
 
     def _find(self, headers: Mapping[str, str]) -> list[re.Match[str]]:
         """The cookies that may be sessions, the ones restricted to TLS first."""

@@ -265,18 +265,62 @@ async def test_signing_out_ends_every_copy_of_the_cookie() -> None:
     assert await other.who(first) == "" and await other.who(second) == id_of(token)
 
 
-async def test_the_memory_of_ended_sessions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "ENDED_MAX", 5)
+async def test_sign_outs_of_one_token_do_not_bring_back_a_session_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "ENDED_MAX", 8)
+    monkeypatch.setattr(sessions, "ENDED_OF_TOKEN_MAX", 6)
     desk = Desk()
-    token = desk.world.create(READ)
+    token, other = desk.world.create(READ), desk.world.create(READ)
     for wrong in ("", "holdfast_c=x", f"holdfast_c=a.1.{'0' * 32}.{'0' * 64}"):
         await desk.sessions.sign_out({"Cookie": wrong}, secure=False)
     assert not desk.told
+    stolen = await desk.sign_in(token)
+    await desk.sessions.sign_out({"Cookie": stolen}, secure=False)
 
-    for _ in range(12):
+    for _ in range(20):
+        desk.world.now_ms += 1
+        await desk.sessions.sign_out({"Cookie": await desk.sign_in(other)}, secure=False)
+
+    assert await desk.who(stolen) == ""
+    assert len(desk.sessions._ended) <= 8
+    assert await desk.who(await desk.sign_in(token)) == id_of(token)
+    desk.world.now_ms += 1
+    assert await desk.who(await desk.sign_in(other)) == id_of(other)
+
+
+async def test_no_number_of_sign_outs_makes_an_ended_session_valid_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "ENDED_OF_TOKEN_MAX", 5)
+    desk = Desk()
+    token = desk.world.create(READ)
+    ended = []
+    for _ in range(30):
+        desk.world.now_ms += 1
+        ended.append(await desk.sign_in(token))
+        await desk.sessions.sign_out({"Cookie": ended[-1]}, secure=False)
+
+    assert [await desk.who(each) for each in ended] == [""] * 30
+    assert len(desk.sessions._ended) <= 5
+
+    desk.world.now_ms += HOUR_MS
+    for _ in range(6):
+        desk.world.now_ms += 1
+        await desk.sessions.sign_out({"Cookie": await desk.sign_in(token)}, secure=False)
+    assert len(desk.sessions._ended) <= 6, "expired ones are forgotten"
+
+
+async def test_with_many_tokens_the_one_with_most_sign_outs_loses_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "ENDED_MAX", 6)
+    desk = Desk()
+    many, few = desk.world.create(READ), desk.world.create(READ)
+    first_of_few = await desk.sign_in(few)
+    first_of_many = await desk.sign_in(many)
+
+    for token in [many] * 5 + [few] * 3:
+        desk.world.now_ms += 1
         await desk.sessions.sign_out({"Cookie": await desk.sign_in(token)}, secure=False)
 
-    assert len(desk.sessions._ended) == 5
+    assert await desk.who(first_of_few) == id_of(few)
+    assert await desk.who(first_of_many) == "", "older than one that had to be forgotten"
+    assert len(desk.sessions._ended) <= 6
 
 
 # -- over HTTP ---------------------------------------------------------------------------------------------------------
