@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,7 @@ from urllib.parse import urlsplit
 
 from holdfast.cluster.addresses import Addresses, read_addresses
 from holdfast.cluster.durations import parse_duration_ms
-from holdfast.cluster.log_level import LEVELS
+from holdfast.cluster.log_level import read_log_format, read_log_level
 from holdfast.cluster.origins import ANY_HOST, ANY_ORIGIN, ANYWHERE, host_behind_credentials, read_hosts, read_origins
 from holdfast.cluster.redaction import REDACTED, read_header_names
 from holdfast.snapshots.errors import BadStoreUrl
@@ -93,6 +94,10 @@ class Config:
     log_level: str = "info"
     # Where webhooks may be, in the same way.
     webhook_addresses: Addresses = field(default_factory=Addresses)
+    # OpenTelemetry collector that receives the spans of completed invocations by OTLP over HTTP: `http://10.0.0.9:4318`. It
+    # needs the extra `otel`. Empty: no traces.
+    traces: str = ""
+    traces_ratio: float = 1.0  # Share of invocations that are traced, if their callers did not decide it.
     session_lifetime: float = 12 * 3600.0  # How long a session at the console lasts.
     # Host names under which clients reach this node: `holdfast.example,*.internal`, or `*` for any. Its own addresses and
     # `localhost` are known. Requests for other names are refused, because a web page could have sent them.
@@ -462,16 +467,18 @@ def read_blobs(value: Any) -> str:
     return str(value)
 
 
-def read_log_format(value: Any) -> str:
-    if value not in ("text", "json"):
-        raise ValueError(f"{value!r:.80} is neither text nor json")
-    return str(value)
+def read_traces(value: Any) -> str:
+    url = read_url(value)
+    if url and (find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter") is None):
+        raise ValueError("OpenTelemetry is not installed: pip install 'holdfast[otel]'")
+    return url
 
 
-def read_log_level(value: Any) -> str:
-    if not isinstance(value, str) or value.lower() not in LEVELS:
-        raise ValueError(f"{value!r:.80} is none of {', '.join(LEVELS)}")
-    return value.lower()
+def read_ratio(value: Any) -> float:
+    found = float(value)
+    if not 0 <= found <= 1:
+        raise ValueError(f"{value!r:.80} is not a number from 0 to 1")
+    return found
 
 
 def read_auth(value: Any) -> str:
@@ -532,6 +539,8 @@ _SETTINGS: Final[dict[str, Callable[[Any], Any]]] = {
     "log_format": read_log_format,
     "log_level": read_log_level,
     "webhook_addresses": read_addresses,
+    "traces": read_traces,
+    "traces_ratio": read_ratio,
     "session_lifetime": read_seconds(60, 30 * 86400),
     "allowed_hosts": read_hosts,
     "redact_headers": read_header_names,

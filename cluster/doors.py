@@ -45,7 +45,7 @@ from holdfast.cluster.leading.metrics import of_webhooks
 from holdfast.cluster.log_level import LogLevel
 from holdfast.cluster.members.joining import Urls
 from holdfast.cluster.members.metrics import of_members
-from holdfast.cluster.observe.metrics import Metrics, of_certificates, of_log, of_node, of_state
+from holdfast.cluster.observe.metrics import Metrics, of_certificates, of_log, of_node, of_state, of_traces
 from holdfast.cluster.observe.starting import StartingMetrics, cannot_ask
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.partition.metrics import of_groups, of_partitions, of_queues
@@ -164,6 +164,7 @@ class Doors:
             lambda: of_queries(self.queries),
             lambda: of_streams(self.ingress.exchange, self.admin.exchange),
             lambda: of_webhooks(serving.farings),
+            lambda: of_traces(ground.tracer),
         )
 
     async def open(self, not_serving: NotServing) -> None:

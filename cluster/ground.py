@@ -28,6 +28,7 @@ from holdfast.cluster.routing.replies import Replies
 from holdfast.cluster.snapshotting.catchup import CatchUp
 from holdfast.cluster.snapshotting.replicas import Replicas
 from holdfast.cluster.snapshotting.service import Snapshots
+from holdfast.cluster.traces import Tracer
 from holdfast.cluster.values.shared_store import Objects
 from holdfast.cluster.values.staging import Stager
 from holdfast.log.node import LogNode
@@ -63,6 +64,7 @@ class Ground:
     invoker: Invoker
     healths: Healths
     vitals: AllVitals
+    tracer: Tracer | None  # None: there is no collector.
 
 
 def bounds_of(config: Config) -> Bounds:

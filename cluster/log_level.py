@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
+from typing import Any, Final
 
 logger = logging.getLogger(__name__)
 
@@ -13,6 +13,18 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 FOR_MS_MAX: Final = 7 * 24 * 3600 * 1000
 
 _ours: Final = logging.getLogger("holdfast")
+
+
+def read_log_format(value: Any) -> str:
+    if value not in ("text", "json"):
+        raise ValueError(f"{value!r:.80} is neither text nor json")
+    return str(value)
+
+
+def read_log_level(value: Any) -> str:
+    if not isinstance(value, str) or value.lower() not in LEVELS:
+        raise ValueError(f"{value!r:.80} is none of {', '.join(LEVELS)}")
+    return value.lower()
 
 
 class LogLevel:

@@ -59,6 +59,7 @@ from holdfast.cluster.serving import Serving
 from holdfast.cluster.snapshotting.catchup import CatchUp
 from holdfast.cluster.snapshotting.replicas import Replicas
 from holdfast.cluster.snapshotting.service import Snapshots
+from holdfast.cluster.traces import Tracer, open_collector
 from holdfast.cluster.values.shared_store import Objects
 from holdfast.cluster.values.staging import Stager
 from holdfast.log import engine
@@ -107,6 +108,7 @@ class Node:
         self._began_s = self.clock.monotonic_s()
         self.stopping = False
         self.closed = ""  # Why the ingress refuses requests; `holdfast dev` uses it. Empty: it accepts them.
+        self.tracer: Tracer | None = None
         self._serving: Serving | None = None  # Set when this node has joined.
         self._doors: Doors | None = None  # Set when they open.
         self.certificates = Certificates(config, self.clock.now_ms)
@@ -171,6 +173,9 @@ class Node:
                 rows=self.environment.rows,
             )
         )
+        if config.traces:
+            send = open_collector(config.traces, node=config.node, cluster=config.cluster)
+            self.tracer = Tracer(send, ratio=config.traces_ratio, now_s=self.clock.monotonic_s)
         self._make_rooms(plan)
         self.places = Places(config=config, heard=heard, rpc=self.rpc, meta=self.meta, log=self.log)
         self.leftovers.keep_out(self.replicas.on_disk())
@@ -267,6 +272,8 @@ class Node:
         """Found the cluster with the others or rejoin it, host the partitions of this node, and lead some of them."""
         await self.joining.join()
         serving = self._serving = Serving(self._ground(), observers=self._observers, closed=lambda: self.closed)
+        if self.tracer is not None:
+            self.tracer.start()
         serving.begin()
         return serving
 
@@ -298,6 +305,7 @@ class Node:
             invoker=self.invoker,
             healths=self.healths,
             vitals=self.vitals,
+            tracer=self.tracer,
         )
 
     async def until_removed(self) -> None:
@@ -333,6 +341,8 @@ class Node:
         if serving is not None:
             serving.leaderships.resign_all()
         await self.invoker.close()
+        if self.tracer is not None:
+            await self.tracer.stop()
         self.meta_log.stop()
         await self.protocols.close()
         if serving is not None:

@@ -163,6 +163,7 @@ class Serving:
             bounds=ground.bounds,
             outvoted=self.handover.outvoted,
             observers=self._observers,
+            tracer=ground.tracer,
         )
 
     def _make_clients(self, closed: Callable[[], str]) -> None:

@@ -58,7 +58,8 @@ METRIC_GROUPS: Final = {
     "invocations": "Invocations", "attempts": "Invocations", "attempt": "Invocations", "steps": "Invocations",
     "completed": "Invocations", "deployment": "Handlers", "endpoint": "Handlers", "invoker": "Handlers",
     "ingress": "HTTP", "http": "HTTP", "audit": "HTTP", "snapshot": "Snapshots and backups",
-    "backup": "Snapshots and backups", "backups": "Snapshots and backups", "blob": "Large values", "blobs": "Large values",
+    "backup": "Snapshots and backups", "backups": "Snapshots and backups", "traces": "Traces",
+    "blob": "Large values", "blobs": "Large values",
 }  # fmt: skip
 METRICS_HEAD: Final = """\
 # Metrics

@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, TypeVar, TypeVarTuple, overload
 
+from holdfast.sdk import tracing
 from holdfast.sdk.arguments import check_clash, check_text, checked_headers, dumped, duration_ms, result_serde
 from holdfast.sdk.attempt import NEVER, Attempt, Operation
 from holdfast.sdk.combinators import Combinators
@@ -384,8 +385,9 @@ class Context(Combinators):
         target = resolve_target(handler, key)
         payload = _argument(target, argument)
         path = f"{target.service}/{target.handler}"
-        operation: CallOperation[Any] = CallOperation(attempt, Op.CALL, attempt.next_key(path), target.output.load)
-        arguments = [target.service, target.handler, key, payload, self._headers(headers)]
+        step_key = attempt.next_key(path)
+        operation: CallOperation[Any] = CallOperation(attempt, Op.CALL, step_key, target.output.load)
+        arguments = [target.service, target.handler, key, payload, self._headers(headers, step_key)]
         attempt.open_step(operation, [*arguments, *self._idempotency(idempotency_key)])
         operation.invocation_id = self._child(operation.index, target, key, idempotency_key, spread=False)
         return operation
@@ -460,7 +462,7 @@ class Context(Combinators):
         payload = _argument(target, argument)
         delay_ms = duration_ms(delay, "delay")
         step_key = attempt.next_key(f"send {target.service}/{target.handler}"[: NAME_BYTES_MAX * 2])
-        arguments = [target.service, target.handler, key, payload, self._headers(headers), delay_ms]
+        arguments = [target.service, target.handler, key, payload, self._headers(headers, step_key), delay_ms]
         arguments += self._idempotency(idempotency_key)
         index, _ = attempt.note(Op.SEND, step_key, arguments)
         return Sent(self._child(index, target, key, idempotency_key, spread=True))
@@ -512,8 +514,10 @@ class Context(Combinators):
 
     # -- helpers
 
-    def _headers(self, given: dict[str, str] | None) -> dict[str, str]:
-        """The headers of a call or send: those given, and the trace that this invocation belongs to."""
+    def _headers(self, given: dict[str, str] | None, step_key: str) -> dict[str, str]:
+        """The headers of a call or send: those given, and the trace that this invocation belongs to.
+
+        If the cluster exports it, what is called is a child of this step."""
         headers = checked_headers(given)
         own = {name.lower() for name in headers}
         passed = {
@@ -521,6 +525,8 @@ class Context(Combinators):
             for name, text in self._attempt.headers.items()
             if name.lower() in TRACE_HEADERS and name.lower() not in own
         }
+        if "tracestate" in passed and "traceparent" in passed:
+            passed["traceparent"] = tracing.traceparent_of(self._attempt, step_key) or passed["traceparent"]
         try:
             return checked_headers({**passed, **headers})
         except BadArgument:

@@ -22,6 +22,7 @@ from holdfast.sdk.json_lines import JsonFormatter
 from holdfast.sdk.run import running_step
 from holdfast.sdk.scopes import current_scope
 from holdfast.sdk.trace_context import trace_id_of
+from holdfast.sdk.tracing import traceparent_of
 
 __all__ = ["InvocationFilter", "JsonFormatter", "configure"]
 
@@ -48,6 +49,7 @@ def _fields() -> dict[str, Any]:
     if attempt is None:
         return {}
     start = attempt.start
+    header = traceparent_of(attempt, step.key) if step is not None else None
     return {
         "invocation_id": format_id(attempt.id),
         "service": start.service,
@@ -56,6 +58,7 @@ def _fields() -> dict[str, Any]:
         "attempt": start.attempt,
         "step": step.key if step is not None else None,
         "trace_id": trace_id_of(attempt.headers),
+        "span_id": header.split("-")[2] if header is not None else None,
     }
 
 

@@ -19,7 +19,7 @@ from concurrent.futures import Executor
 from typing import Any, Final, TypeVar
 
 from holdfast.sdk import ids as wire_ids
-from holdfast.sdk import scopes, timers, traces
+from holdfast.sdk import scopes, timers, traces, tracing
 from holdfast.sdk.attempt import Attempt, Operation
 from holdfast.sdk.attempt.operation import DONE, PENDING
 from holdfast.sdk.errors import (
@@ -74,6 +74,12 @@ class CurrentStep:
     @property
     def invocation_id(self) -> str:
         return format_id(self._invocation)
+
+    @property
+    def traceparent(self) -> str | None:
+        """The header with which a request of this step belongs to its span. None: the invocation is not traced. Libraries that
+        OpenTelemetry instruments send it by themselves."""
+        return tracing.traceparent_of(self._attempt, self.key) if self._attempt is not None else None
 
 
 _step: contextvars.ContextVar[CurrentStep | None] = contextvars.ContextVar("holdfast_step", default=None)
@@ -375,6 +381,7 @@ class RunOperation(Operation[T]):
         attempt = self.attempt
         scope = scopes.current.set(None)
         step = _step.set(CurrentStep(attempt.id, self.name, self.key, self.tries, attempt))
+        span = tracing.enter(attempt, self.key)
         attempt.functions += 1
         try:
             if inspect.iscoroutinefunction(function):
@@ -384,6 +391,7 @@ class RunOperation(Operation[T]):
             return await self._interruptible(value) if isinstance(value, Awaitable) else value
         finally:
             attempt.functions -= 1
+            tracing.leave(span)
             _step.reset(step)
             scopes.current.reset(scope)
 

@@ -43,6 +43,7 @@ from holdfast.cluster.ingress.requests import (
     read_delay_ms,
     read_invocation,
     too_large,
+    trace,
 )
 from holdfast.cluster.ingress.routes import PREFIX, ROUTES
 from holdfast.cluster.registry.machine import Target
@@ -169,6 +170,8 @@ class Ingress:
         passed = passed_on(request.headers, self._hidden)
         if request.principal.id:
             passed.pop("authorization", None)  # It is ours: a journal must not hold the token.
+        if self._config.traces:
+            trace(passed, id_, self._config.traces_ratio)
         payload = await request.read(self._config.body_bytes_max, too_large)
         request_hash = b"" if idempotency_key is None or self._level() < 2 else await hash_request(payload)
         # In a list, so that the proposal holds the last reference: the body is freed while the outcome is awaited.

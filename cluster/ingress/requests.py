@@ -13,11 +13,13 @@ from holdfast.cluster.errors import (
     BadRequest,
     TooLarge,
 )
+from holdfast.cluster.spans import in_share
 from holdfast.sdk.ids import (
     BadId,
     InvocationId,
     parse_id,
 )
+from holdfast.sdk.trace_context import marked, read_parent, root_id, trace_id_for, traceparent
 
 HEADERS_MAX: Final = 64
 HEADER_BYTES_MAX: Final = 16 * 1024
@@ -104,3 +106,19 @@ def read_invocation(text: str) -> InvocationId:
         return parse_id(text)
     except BadId as error:
         raise BadRequest(str(error), "it is in the header x-holdfast-id of every answer about an invocation") from None
+
+
+def trace(headers: dict[str, str], id_: InvocationId, ratio: float) -> None:
+    """Say in the headers of an invocation which trace it belongs to, and that the cluster exports its spans.
+
+    Derived from the id, so that a retry says the same. A caller who decided not to be traced is left alone."""
+    parent = read_parent(headers)
+    if parent is None:
+        trace_id = trace_id_for(id_)
+        sampled = in_share(trace_id, ratio)
+        headers["traceparent"] = traceparent(trace_id, root_id(id_), sampled=sampled)
+        headers.pop("tracestate", None)  # It belongs to the header that is missing or not valid.
+    else:
+        sampled = parent.sampled
+    if sampled:
+        headers["tracestate"] = marked(headers.get("tracestate", ""))

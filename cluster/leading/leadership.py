@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from holdfast.cluster.handlers.invoker import Invoker
     from holdfast.cluster.routing.replies import Replies
     from holdfast.cluster.routing.router import Router
+    from holdfast.cluster.traces import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class Leadership:
         *,
         limits: SetLimits | None = None,
         level: int = FIRST,
+        tracer: Tracer | None = None,
     ) -> None:
         self.partition = partition
         self.term = term
@@ -116,6 +118,14 @@ class Leadership:
             DeleteObjects: lambda _: self._janitor.wake(),
             DeliverNotices: lambda _: self._notices.wake(),
         }
+        if tracer is not None:
+            settle, traced = self._carry[Reply], tracer.completed
+
+            def reply(effect: Reply) -> None:
+                settle(effect)
+                traced(partition.state, effect.id)
+
+            self._carry[Reply] = reply
 
     # -- life --------------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from holdfast.cluster.routing.router import Router
 from holdfast.cluster.routing.watches import Watches
 from holdfast.cluster.snapshotting.replicas import Replicas
 from holdfast.cluster.snapshotting.service import Snapshots
+from holdfast.cluster.traces import Tracer
 from holdfast.cluster.values.shared_store import Objects
 from holdfast.log.node import LogNode
 
@@ -42,6 +43,7 @@ class Leaderships:
         bounds: Bounds,
         outvoted: Outvoted,
         observers: Sequence[Observer],
+        tracer: Tracer | None = None,
     ) -> None:
         self._config = config
         self._replicas = replicas
@@ -58,6 +60,7 @@ class Leaderships:
         self._bounds = bounds
         self._outvoted = outvoted
         self._observers = observers
+        self._tracer = tracer
         self._stopped = False
 
     def adopt(self, number: int) -> None:
@@ -103,6 +106,7 @@ class Leaderships:
                 courier=self._courier,
                 limits=limits_of(self._config),
                 level=self._meta.state.level,
+                tracer=self._tracer,
             )
             partition.leadership = leadership
             leadership.begin()

@@ -24,6 +24,7 @@ from holdfast import __version__
 from holdfast.cluster.certificates import Certificates
 from holdfast.cluster.config import Config
 from holdfast.cluster.observe.watchdog import Watchdog
+from holdfast.cluster.traces import Tracer
 from holdfast.log.node import LogNode
 from holdfast.statemachine.queries import Statistics
 
@@ -203,4 +204,16 @@ def of_invocations(statistics: Statistics) -> Iterator[Metric]:
         "holdfast_blob_objects_gone",
         "Objects in the shared store that wait for deletion.",
         statistics.gone,
+    )
+
+
+def of_traces(tracer: Tracer | None) -> Iterator[Metric]:
+    exported = tracer.exported if tracer is not None else 0
+    dropped = tracer.dropped if tracer is not None else 0
+    yield CounterMetricFamily("holdfast_traces_spans", "Spans that the collector accepted.", exported)
+    yield CounterMetricFamily(
+        "holdfast_traces_dropped", "Spans that were lost: too many, or not accepted by the collector.", dropped
+    )
+    yield GaugeMetricFamily(
+        "holdfast_traces_waiting", "Spans that wait to be sent.", tracer.waiting if tracer is not None else 0
     )

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from holdfast.sdk import Context, Service
+from holdfast.sdk.ids import parse_id
 from holdfast.sdk.logs import InvocationFilter, JsonFormatter, configure
-from holdfast.sdk.trace_context import read_parent
+from holdfast.sdk.trace_context import read_parent, step_span
 from tests.sdk.fake_node import FakeNode
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -57,7 +58,7 @@ def test_records_of_a_handler_say_where_they_belong_even_if_a_library_writes_the
     async def main() -> None:
         node = FakeNode()
         node.connect([service])
-        invocation = node.invoke("shop", "buy", headers={"traceparent": TRACEPARENT})
+        invocation = node.invoke("shop", "buy", headers={"traceparent": TRACEPARENT, "tracestate": "holdfast=1"})
         await node.result(invocation)
 
     asyncio.run(main())
@@ -69,6 +70,7 @@ def test_records_of_a_handler_say_where_they_belong_even_if_a_library_writes_the
         assert (line["service"], line["handler"], line["attempt"], line["trace_id"]) == ("shop", "buy", 1, TRACE)
         assert (line["level"], line["node"]) == ("info", "n1") and line["time"].endswith("Z")
     assert "step" not in handler and step["step"] == "charge"
+    assert step["span_id"] == step_span(parse_id(step["invocation"]), "charge") and "span_id" not in handler
 
 
 def test_records_from_elsewhere_have_no_invocation(lines: list[dict[str, Any]]) -> None:
