@@ -7,7 +7,8 @@ from typing import Any
 
 from holdfast.cluster.handlers.attempts import Attempt, Carrier
 from holdfast.cluster.handlers.dispatch import Dispatcher
-from holdfast.cluster.handlers.protocols.native.translate import LAST, Translator, Unresolved
+from holdfast.cluster.handlers.protocols.native.translate import LAST, Translator
+from holdfast.cluster.handlers.recording import Unresolved
 from holdfast.sdk.frames import Frame, Wrong
 from holdfast.sdk.journal import ProtocolError
 
