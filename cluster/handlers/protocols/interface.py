@@ -1,7 +1,8 @@
 """What a handler protocol is to the rest of the node: it discovers what an endpoint offers, and connects to it.
 
 Sessions, versions, modes and frames are the protocol's own. Everything on this side of `HandlerProtocol` speaks of offers,
-attempts and commands. So another protocol is another package beside `native`, and nothing here changes for it.
+attempts and commands. So another protocol is another package beside `native` with a row in `table`, and nothing else changes
+for it. tests/cluster/test_protocols.py has a small one.
 """
 
 from __future__ import annotations
