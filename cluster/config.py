@@ -19,14 +19,13 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from holdfast.cluster.addresses import Addresses, read_addresses
-from holdfast.cluster.durations import parse_duration_ms
 from holdfast.cluster.log_level import read_log_format, read_log_level
 from holdfast.cluster.origins import ANY_HOST, ANY_ORIGIN, ANYWHERE, host_behind_credentials, read_hosts, read_origins
+from holdfast.cluster.quantities import MIB, read_bytes, read_count, read_ratio, read_seconds, show_size
 from holdfast.cluster.redaction import REDACTED, read_header_names
 from holdfast.snapshots.errors import BadStoreUrl
 from holdfast.snapshots.stores import check_store_url
 
-MIB: Final = 1024 * 1024
 BODY_BYTES_MAX: Final = 32 * MIB
 DEFAULT_PARTITIONS: Final = 8
 DEV_PARTITIONS: Final = 4
@@ -263,8 +262,8 @@ def _check_together(config: Config) -> None:
             )
     if config.request_bytes_max < config.body_bytes_max:
         raise BadConfig(
-            f"request_bytes_max: {_size(config.request_bytes_max)} for all bodies in progress are less than "
-            f"{_size(config.body_bytes_max)} for one (body_bytes_max)"
+            f"request_bytes_max: {show_size(config.request_bytes_max)} for all bodies in progress are less than "
+            f"{show_size(config.body_bytes_max)} for one (body_bytes_max)"
         )
     if config.blobs == "store" and not config.snapshots:
         raise BadConfig(
@@ -302,7 +301,7 @@ def describe(config: Config) -> dict[str, str]:
             )
             shown[each.name] = ", ".join(value) or none
         elif each.name.endswith(("_bytes_max", "_bytes_min", "_bytes")):
-            shown[each.name] = _size(value)
+            shown[each.name] = show_size(value)
         else:
             shown[each.name] = "(not set)" if value is None or value == "" else str(value)
     return shown
@@ -423,31 +422,6 @@ def read_secret(path: Path) -> bytes:
     return secret
 
 
-def read_count(low: int, high: int) -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        if isinstance(value, str) and value.isascii() and value.isdigit():
-            value = int(value[:20])
-        if type(value) is not int or not low <= value <= high:
-            raise ValueError(f"{value!r:.80} is not a whole number from {low} to {high}")
-        return value
-
-    return read
-
-
-def read_seconds(low: float, high: float) -> Callable[[Any], float]:
-    """A number of seconds, or text with units: `1h`, `90s`."""
-
-    def read(value: Any) -> float:
-        seconds = value
-        if isinstance(value, str):
-            seconds = parse_duration_ms(value) / 1000
-        if type(seconds) not in (int, float) or not low <= seconds <= high:
-            raise ValueError(f"{value!r:.80} is not between {low:g} and {high:g} seconds")
-        return float(seconds)
-
-    return read
-
-
 def read_store(value: Any) -> str:
     """Where a store is. Whether it answers is found out when the node runs, and never keeps it from running."""
     if value == "":
@@ -474,45 +448,10 @@ def read_traces(value: Any) -> str:
     return url
 
 
-def read_ratio(value: Any) -> float:
-    found = float(value)
-    if not 0 <= found <= 1:
-        raise ValueError(f"{value!r:.80} is not a number from 0 to 1")
-    return found
-
-
 def read_auth(value: Any) -> str:
     if value not in ("tokens", "off"):
         raise ValueError(f"{value!r:.80} is neither tokens nor off")
     return str(value)
-
-
-_UNITS: Final = {"": 1, "b": 1, "kib": 1024, "mib": MIB, "gib": 1024 * MIB, "tib": 1024 * 1024 * MIB}
-
-
-def read_bytes(low: int, high: int) -> Callable[[Any], int]:
-    """A number of bytes, or text with a unit: `4 MiB`."""
-
-    def read(value: Any) -> int:
-        size = value
-        if isinstance(value, str):
-            match = re.fullmatch(r"\s*([0-9]{1,18})\s*([A-Za-z]*)\s*", value)
-            if match is None or match[2].lower() not in _UNITS:
-                raise ValueError(f"{value!r:.80} is not a size, as in 4 MiB")
-            size = int(match[1]) * _UNITS[match[2].lower()]
-        if type(size) is not int or not low <= size <= high:
-            raise ValueError(f"{value!r:.80} is not between {_size(low)} and {_size(high)}")
-        return size
-
-    return read
-
-
-def _size(count: int) -> str:
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        factor = _UNITS[unit.lower()] if unit != "KiB" else 1024
-        if count >= factor and count % factor == 0:
-            return f"{count // factor} {unit}"
-    return f"{count} bytes"
 
 
 _SETTINGS: Final[dict[str, Callable[[Any], Any]]] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Final
 
-from holdfast.cluster.admin.routes import QUERY_LIMIT, QUERY_LIMIT_MAX, QUERY_TIMEOUT_S, QUERY_TIMEOUT_S_MAX
+from holdfast.cluster.admin.choices import QUERY_LIMIT, QUERY_LIMIT_MAX, QUERY_TIMEOUT_S, QUERY_TIMEOUT_S_MAX
 from holdfast.cluster.sql.catalog import TABLES
 from holdfast.cluster.sql.engine import ANSWER_BYTES_MAX, MEMORY_BYTES_MAX, SQL_BYTES_MAX, VALUE_BYTES_MAX
 from holdfast.cluster.sql.queries import RUNNING_MAX

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
+from holdfast.cluster.admin.choices import ACTIONS
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters
-from holdfast.cluster.admin.routes import ACTIONS
 from holdfast.cluster.errors import BadRequest, NotFound
 from holdfast.sdk.ids import ID_BYTES, InvocationId, format_id
 from holdfast.statemachine.commands import Cancel, Command, Kill, Pause, Purge, Restart, Resume

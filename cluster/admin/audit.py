@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any, Final
 
+from holdfast.cluster.admin.choices import ACTIONS, PAGE, PAGE_MAX
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, json_answer, read_time
-from holdfast.cluster.admin.routes import ACTIONS, PAGE, PAGE_MAX
 from holdfast.cluster.admin.views import show_time
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.http.audit import Audit, outcome_of

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 from holdfast.cluster.admin.actions import action_of, command_of, show_done
+from holdfast.cluster.admin.choices import BULK, BULK_MAX, OLDEST, ORDERS, PAGE, PAGE_MAX, STEPS_PAGE
 from holdfast.cluster.admin.healths import Healths
 from holdfast.cluster.admin.parameters import (
     AdminRequest,
@@ -20,7 +21,7 @@ from holdfast.cluster.admin.parameters import (
     read_time,
     step_of,
 )
-from holdfast.cluster.admin.routes import BULK, BULK_MAX, FILTER_NAMES, OLDEST, ORDERS, PAGE, PAGE_MAX, STEPS_PAGE
+from holdfast.cluster.admin.routes import FILTER_NAMES
 from holdfast.cluster.admin.views import read_payload, show_description, show_invocation, show_step
 from holdfast.cluster.durations import parse_duration_ms
 from holdfast.cluster.errors import BadRequest, Conflict, UnknownInvocation, check, circumstance

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from holdfast.cluster.admin.choices import PAGE, PAGE_MAX
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, json_answer, read_body, read_size
-from holdfast.cluster.admin.routes import PAGE, PAGE_MAX
 from holdfast.cluster.admin.views import read_payload, show_keyed, show_object, show_payload, show_promise, show_queue
 from holdfast.cluster.errors import BadRequest, Conflict, TooLarge, check
 from holdfast.cluster.http.exchange import Answer

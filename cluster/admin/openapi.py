@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast import __version__
-from holdfast.cluster.admin.routes import ACTIONS, ROUTES
+from holdfast.cluster.admin.choices import ACTIONS
+from holdfast.cluster.admin.routes import ROUTES
 from holdfast.cluster.http.routes import document, paths_of
 
 

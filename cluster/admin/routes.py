@@ -4,29 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
+from holdfast.cluster.admin.choices import ACTIONS, BULK, BULK_MAX, ORDERS, PAGE, PAGE_MAX, PARTS, STEPS_PAGE, WAITING
 from holdfast.cluster.admin.parameters import END_BY_NAME, STATUS_BY_NAME
-from holdfast.cluster.http.routes import NUMBER, PUBLIC, Parameter, Route
-from holdfast.cluster.log_level import LEVELS
-from holdfast.statemachine.access import ADMIN, APPROVE, OPERATE, READ, ROLES
-from holdfast.statemachine.survey import AWAKEABLE, IN_DOUBT, PROMISED, TIMED
-from holdfast.statemachine.webhooks import EVENTS
+from holdfast.cluster.admin.routes_of_cluster import OF_THE_CLUSTER
+from holdfast.cluster.http.routes import NO_SUCH, NUMBER, PUBLIC, TRUTH, Parameter, Route
+from holdfast.statemachine.access import APPROVE, OPERATE, READ
 
-PAGE: Final = 100
-PAGE_MAX: Final = 1000
-BULK: Final = 1000
-BULK_MAX: Final = 100_000
-STEPS_PAGE: Final = 1000
-QUERY_LIMIT: Final = 1000
-QUERY_LIMIT_MAX: Final = 10_000
-QUERY_TIMEOUT_S: Final = 30.0
-QUERY_TIMEOUT_S_MAX: Final = 120.0
-OLDEST: Final = "oldest"
-ORDERS: Final = ("newest", OLDEST)
-PARTS: Final = ("output", "input")  # of a step that was given a value
-WAITING: Final = (AWAKEABLE, PROMISED, IN_DOUBT, TIMED)
-ACTIONS: Final = ("cancel", "kill", "pause", "resume", "restart", "purge")
-
-_TRUTH: Final = {"type": "boolean"}
 FILTERS: Final = (
     Parameter(
         "status",
@@ -52,7 +35,6 @@ _RESTART: Final = (
     Parameter("step", "restart: keep the steps before this one; 0 keeps only the input", NUMBER),
     Parameter("to", "resume, restart: continue on this deployment; `newest` is the one that receives new invocations"),
 )
-_NOT_FOUND: Final = (404, "there is no such object")
 ROUTES: Final = (
     Route("GET", "/", "page", "The web console", PUBLIC, answers=((200, "HTML"),)),
     Route(
@@ -61,7 +43,7 @@ ROUTES: Final = (
         "console_file",
         "A file of the console",
         PUBLIC,
-        answers=((200, "the file"), (304, "it has not changed"), _NOT_FOUND),
+        answers=((200, "the file"), (304, "it has not changed"), NO_SUCH),
     ),
     Route(
         "GET",
@@ -69,7 +51,7 @@ ROUTES: Final = (
         "console_folder",
         "A file of the console in a folder",
         PUBLIC,
-        answers=((200, "the file"), (304, "it has not changed"), _NOT_FOUND),
+        answers=((200, "the file"), (304, "it has not changed"), NO_SUCH),
     ),
     Route("GET", "/session", "session", "Who sends this request, by token or by cookie", PUBLIC),
     Route(
@@ -124,7 +106,7 @@ ROUTES: Final = (
         "deployment",
         "One deployment with its handlers",
         READ,
-        answers=((200, "the deployment"), _NOT_FOUND),
+        answers=((200, "the deployment"), NO_SUCH),
     ),
     Route(
         "DELETE",
@@ -132,8 +114,8 @@ ROUTES: Final = (
         "remove",
         "Remove a drained deployment, or any deployment by force",
         OPERATE,
-        (Parameter("force", "even if invocations run on it", _TRUTH),),
-        answers=((200, "the deployment is removed"), _NOT_FOUND, (409, "the deployment is in use: by what")),
+        (Parameter("force", "even if invocations run on it", TRUTH),),
+        answers=((200, "the deployment is removed"), NO_SUCH, (409, "the deployment is in use: by what")),
     ),
     Route("GET", "/services", "services", "All services, as their newest deployment offers them", READ),
     Route(
@@ -142,7 +124,7 @@ ROUTES: Final = (
         "service",
         "One service with its handlers",
         READ,
-        answers=((200, "the service"), _NOT_FOUND),
+        answers=((200, "the service"), NO_SUCH),
     ),
     Route(
         "GET",
@@ -150,7 +132,7 @@ ROUTES: Final = (
         "state",
         "The state of one key",
         READ,
-        answers=((200, "the state of the key"), _NOT_FOUND),
+        answers=((200, "the state of the key"), NO_SUCH),
     ),
     Route(
         "PUT",
@@ -172,7 +154,7 @@ ROUTES: Final = (
         },
         answers=(
             (200, "the current state"),
-            _NOT_FOUND,
+            NO_SUCH,
             (409, "an invocation holds the key, or values differ from `expect`: `details` names them"),
         ),
     ),
@@ -187,7 +169,7 @@ ROUTES: Final = (
             Parameter("limit", f"of the page, up to {PAGE_MAX}; {PAGE} if not given", NUMBER),
             Parameter("cursor", "cursor from the previous page"),
         ),
-        answers=((200, "keys; a page with a cursor may be short"), _NOT_FOUND),
+        answers=((200, "keys; a page with a cursor may be short"), NO_SUCH),
     ),
     Route(
         "GET",
@@ -196,7 +178,7 @@ ROUTES: Final = (
         "The invocation that holds a key, and those that wait for it, in their order",
         READ,
         (Parameter("limit", f"how many that wait, up to {PAGE_MAX}; {PAGE} if not given", NUMBER),),
-        answers=((200, "them; `more`: there are others behind them"), _NOT_FOUND),
+        answers=((200, "them; `more`: there are others behind them"), NO_SUCH),
     ),
     Route(
         "GET",
@@ -204,7 +186,7 @@ ROUTES: Final = (
         "promises",
         "The promises of a workflow with their outcomes",
         READ,
-        answers=((200, "up to 1000; `more`: there are others"), _NOT_FOUND),
+        answers=((200, "up to 1000; `more`: there are others"), NO_SUCH),
     ),
     Route(
         "GET",
@@ -246,7 +228,7 @@ ROUTES: Final = (
         "invocation",
         "One invocation: its record, why it is not running, its outcome",
         READ,
-        answers=((200, "the invocation"), _NOT_FOUND),
+        answers=((200, "the invocation"), NO_SUCH),
     ),
     Route(
         "GET",
@@ -255,7 +237,7 @@ ROUTES: Final = (
         "The journal of an invocation, decoded",
         READ,
         (Parameter("start", "the first step", NUMBER), Parameter("limit", f"up to {STEPS_PAGE}", NUMBER)),
-        answers=((200, "the steps"), _NOT_FOUND),
+        answers=((200, "the steps"), NO_SUCH),
     ),
     Route(
         "GET",
@@ -263,7 +245,7 @@ ROUTES: Final = (
         "tree",
         "The tree of calls and sends that an invocation belongs to, with its callers",
         READ,
-        answers=((200, "up to 1000 invocations; `complete`: these are all"), _NOT_FOUND),
+        answers=((200, "up to 1000 invocations; `complete`: these are all"), NO_SUCH),
     ),
     Route(
         "GET",
@@ -292,7 +274,7 @@ ROUTES: Final = (
                 "again": {"type": "boolean", "description": "it did not happen: run it again"},
             },
         },
-        answers=((200, "decided"), _NOT_FOUND, (409, "it is not in doubt")),
+        answers=((200, "decided"), NO_SUCH, (409, "it is not in doubt")),
     ),
     Route(
         "POST",
@@ -301,7 +283,7 @@ ROUTES: Final = (
         f"Act on an invocation: {', '.join(ACTIONS)}",
         OPERATE,
         _RESTART,
-        answers=((200, "done, or nothing to change"), _NOT_FOUND, (409, "its state does not allow it")),
+        answers=((200, "done, or nothing to change"), NO_SUCH, (409, "its state does not allow it")),
     ),
     Route(
         "POST",
@@ -313,7 +295,7 @@ ROUTES: Final = (
             *FILTERS,
             *_RESTART,
             Parameter("limit", f"at most this many, up to {BULK_MAX}; {BULK} if not given", NUMBER),
-            Parameter("dry_run", "only count the invocations that match, and change nothing", _TRUTH),
+            Parameter("dry_run", "only count the invocations that match, and change nothing", TRUTH),
         ),
         answers=(
             (200, "how many invocations matched and changed; `more`: there may be others, so send it again"),
@@ -343,327 +325,6 @@ ROUTES: Final = (
             (503, "too many streams are open on this node, or it is stopping"),
         ),
     ),
-    Route(
-        "GET",
-        "/cluster",
-        "cluster",
-        "Nodes, partitions, leaders, lags, snapshots; `linearizable` says which parts include every change acknowledged "
-        "before; only the role admin sees why a node is not connected",
-        READ,
-    ),
-    Route(
-        "POST",
-        "/cluster/nodes",
-        "add_node",
-        "Add a node; it gets replicas once it is connected",
-        OPERATE,
-        body={
-            "type": "object",
-            "required": ["name", "address"],
-            "properties": {
-                "name": {"type": "string"},
-                "address": {"type": "string", "description": "host:port of its peer link, not link-local"},
-                "zone": {"type": "string"},
-            },
-        },
-        answers=((200, "it may join"), (409, "the name was removed before")),
-    ),
-    Route(
-        "POST",
-        "/cluster/nodes/{name}/drain",
-        "drain",
-        "Drain a node: move its leaderships to other nodes",
-        OPERATE,
-        (Parameter("move", "true: also move its replicas to other nodes", _TRUTH),),
-        answers=((200, "drained, or in progress: see `leads`"), _NOT_FOUND),
-    ),
-    Route(
-        "POST",
-        "/cluster/nodes/{name}/undrain",
-        "undrain",
-        "Return a drained node to service",
-        OPERATE,
-        answers=((200, "the node takes part again"), _NOT_FOUND),
-    ),
-    Route(
-        "POST",
-        "/cluster/nodes/{name}/remove",
-        "remove_node",
-        "Remove a node permanently and recreate its replicas on other nodes",
-        OPERATE,
-        (Parameter("force", "true: even if too few nodes are left for all replicas", _TRUTH),),
-        answers=((200, "the removal has begun"), _NOT_FOUND, (409, "too few nodes would be left")),
-    ),
-    Route(
-        "POST",
-        "/cluster/partitions/{partition}/transfer",
-        "transfer",
-        "Transfer the leadership of a partition to another replica",
-        OPERATE,
-        (Parameter("to", "the new leader; any other replica if omitted"),),
-        answers=((200, "the current leader"), _NOT_FOUND, (409, "the leadership could not be transferred, and why")),
-    ),
-    Route(
-        "POST",
-        "/cluster/partitions/{partition}/snapshot",
-        "create_snapshot",
-        "Take a snapshot of a partition now, on its leader",
-        OPERATE,
-        answers=((201, "the snapshot"), _NOT_FOUND, (503, "the snapshot cannot be taken now, and why")),
-    ),
-    Route(
-        "POST",
-        "/cluster/backups",
-        "begin_backup",
-        "Start a backup of the whole cluster on this node; "
-        "a place outside the store in the setting `snapshots` needs the role admin",
-        OPERATE,
-        body={
-            "type": "object",
-            "required": ["to"],
-            "properties": {
-                "to": {
-                    "type": "string",
-                    "description": "s3://bucket/prefix?..., or a directory that all nodes share, as the nodes see it",
-                },
-            },
-        },
-        answers=(
-            (202, "started: its progress is under its id"),
-            (400, "not a place"),
-            (409, "this node is already making one"),
-        ),
-    ),
-    Route("GET", "/cluster/backups", "backups", "Backups that this node has made or started since it came up", READ),
-    Route(
-        "GET",
-        "/cluster/backups/{id}",
-        "backup",
-        "The progress of a backup, whichever node makes it; only the role admin sees why it failed",
-        READ,
-        answers=((200, "`status`: running, succeeded, failed or cancelled"), _NOT_FOUND),
-    ),
-    Route(
-        "DELETE",
-        "/cluster/backups/{id}",
-        "cancel_backup",
-        "Cancel a backup in progress and delete its files",
-        OPERATE,
-        answers=((200, "the final state of the backup"), _NOT_FOUND),
-    ),
-    Route(
-        "GET",
-        "/snapshots",
-        "snapshots",
-        "Snapshots in the shared store for the partitions on this node",
-        READ,
-        answers=(
-            (200, "the names of the snapshots"),
-            (409, "there is no shared store"),
-            (503, "the store does not answer, and why"),
-        ),
-    ),
-    Route("GET", "/tokens", "tokens", "All tokens, without their secrets", ADMIN),
-    Route(
-        "POST",
-        "/tokens",
-        "create_token",
-        "Create a token; the answer has its secret, which is not stored",
-        ADMIN,
-        body={
-            "type": "object",
-            "required": ["name", "roles"],
-            "properties": {
-                "name": {"type": "string", "description": "the person or program that gets it"},
-                "roles": {"type": "array", "items": {"type": "string", "enum": list(ROLES)}},
-                "services": {
-                    "type": "array",
-                    "items": {"type": "string"},
-                    "description": "the only services that the role invoke covers; none: all",
-                },
-                "expires_in": {"type": "string", "description": "a duration: 12h, 90d; default: it never expires"},
-            },
-        },
-        answers=((201, "the token"),),
-    ),
-    Route(
-        "POST",
-        "/tokens/{id}/rotate",
-        "rotate_token",
-        "Give a token a new secret; the answer has it",
-        ADMIN,
-        body={
-            "type": "object",
-            "properties": {
-                "keep_old": {"type": "string", "description": "how long the previous secret stays valid: 1h"},
-            },
-        },
-        answers=((200, "the token"), _NOT_FOUND),
-    ),
-    Route(
-        "DELETE",
-        "/tokens/{id}",
-        "revoke_token",
-        "Revoke a token",
-        ADMIN,
-        answers=((200, "the token is revoked"), _NOT_FOUND),
-    ),
-    Route(
-        "GET",
-        "/audit",
-        "audit",
-        "The audit trail, newest acts first, in pages: who changed what, when, from where, and with which outcome",
-        ADMIN,
-        (
-            Parameter("since", "at or after this time: 2026-11-18T04:00:00Z, or a duration before now: 2h"),
-            Parameter("until", "before this time, or a duration before now"),
-            Parameter("principal", "by the token with this id or name; `anybody` if authentication is off"),
-            Parameter("action", "with this name, as in kill, register, create_token, resolve_awakeable"),
-            Parameter("outcome", "done, refused (401, 403), failed, unknown (the client disconnected), or a status"),
-            Parameter("limit", f"of the page, up to {PAGE_MAX}; {PAGE} if not given", NUMBER),
-            Parameter("cursor", "cursor from the previous page", NUMBER),
-            Parameter(
-                "after", "instead of a cursor: only acts after the one with this `sequence`, oldest first", NUMBER
-            ),
-        ),
-    ),
-    Route("GET", "/identity", "identity", "The public keys by which handlers recognise this cluster", READ),
-    Route(
-        "POST",
-        "/identity/rotate",
-        "rotate_identity",
-        "Create a new key that is used beside the current one, or stop using the older of two",
-        ADMIN,
-        body={
-            "type": "object",
-            "properties": {"finish": {"type": "boolean", "description": "stop using the older key"}},
-        },
-        answers=((200, "the public keys"), (409, "a rotation is already in progress, or there is none to finish")),
-    ),
-    Route(
-        "POST",
-        "/query",
-        "query",
-        "Query the cluster with SQL: see `GET /query/tables`",
-        READ,
-        body={
-            "type": "object",
-            "required": ["sql"],
-            "properties": {
-                "sql": {"type": "string", "description": "one SELECT statement in the dialect of SQLite"},
-                "limit": {"type": "integer", "description": f"rows at most; {QUERY_LIMIT}, at most {QUERY_LIMIT_MAX}"},
-                "timeout_s": {
-                    "type": "number",
-                    "description": f"after how many seconds to give up; {QUERY_TIMEOUT_S:g}, "
-                    f"at most {QUERY_TIMEOUT_S_MAX:g}",
-                },
-                "fresh": {"type": "boolean", "description": "wait until the replicas have all that is acknowledged"},
-            },
-        },
-        answers=(
-            (200, "columns and rows; `more`: there are further ones"),
-            (400, "the statement is wrong, and where; it is not only reading; or it took too long"),
-            (413, "it needs more memory than all queries together may use, or a value is too large"),
-            (503, "too many queries are running on this node"),
-        ),
-        reads=True,
-    ),
-    Route("GET", "/query/tables", "query_tables", "The tables of SQL queries, and their columns", READ),
-    Route("GET", "/pauses", "pauses", "What leaders may not start, by whom, since when and why", READ),
-    Route(
-        "POST",
-        "/pauses",
-        "begin_pause",
-        "Pause a key, a service or everything: no attempt of it starts until the pause is ended",
-        OPERATE,
-        body={
-            "type": "object",
-            "properties": {
-                "service": {"type": "string", "description": "everything, if it is not given"},
-                "key": {"type": "string", "description": "only this key of the service"},
-                "reason": {"type": "string"},
-                "stop": {"type": "boolean", "description": "also ask running attempts to suspend"},
-            },
-            "required": ["reason"],
-        },
-        answers=(
-            (200, "it was paused before; reason changed"),
-            (201, "paused"),
-            (404, "no such service"),
-            (507, "too many"),
-        ),
-    ),
-    Route(
-        "DELETE",
-        "/pauses",
-        "end_pause",
-        "End the pause of a key, a service or everything",
-        OPERATE,
-        body={"type": "object", "properties": {"service": {"type": "string"}, "key": {"type": "string"}}},
-        answers=((200, "resumed, and what is still paused"), (404, "it is not paused")),
-    ),
-    Route(
-        "GET",
-        "/webhooks",
-        "webhooks",
-        "Webhooks: what they are told, what waits for them, and their last error",
-        OPERATE,
-    ),
-    Route(
-        "POST",
-        "/webhooks",
-        "create_webhook",
-        "Create a webhook: the cluster sends signed events to an address; its secret is shown only once",
-        OPERATE,
-        body={
-            "type": "object",
-            "properties": {
-                "url": {"type": "string", "description": "http or https, without user and password"},
-                "events": {"type": "array", "items": {"enum": [*EVENTS]}},
-                "services": {"type": "array", "items": {"type": "string"}, "description": "all, if it is not given"},
-            },
-            "required": ["url", "events"],
-        },
-        answers=((201, "the webhook and its secret"), (507, "too many webhooks")),
-    ),
-    Route(
-        "DELETE",
-        "/webhooks/{id}",
-        "delete_webhook",
-        "Delete a webhook, and the events that wait for it",
-        OPERATE,
-        answers=((200, "deleted"), (404, "no such webhook")),
-    ),
-    Route(
-        "POST",
-        "/webhooks/{id}/test",
-        "test_webhook",
-        "Send a test event to a webhook now, from this node, once",
-        OPERATE,
-        answers=((200, "what the receiver answered"), (404, "no such webhook")),
-    ),
-    Route("GET", "/metrics", "metrics", "Metrics for Prometheus", READ, answers=((200, "text"),)),
-    Route("GET", "/log-level", "log_level", "The level of the log of the node that is asked", READ),
-    Route(
-        "PUT",
-        "/log-level",
-        "set_log_level",
-        "Change the level of the log of the node that is asked, while it runs",
-        OPERATE,
-        body={
-            "type": "object",
-            "required": ["level"],
-            "properties": {
-                "level": {
-                    "type": ["string", "null"],
-                    "enum": [*LEVELS, None],
-                    "description": "null: the level of the setting `log_level`",
-                },
-                "for": {"type": "string", "description": "return to the level of the setting after this long: 10m"},
-            },
-        },
-        answers=((200, "the current level"),),
-    ),
-    Route("GET", "/openapi.json", "openapi", "The OpenAPI description of this API", READ),
+    *OF_THE_CLUSTER,
 )
 FILTER_NAMES: Final = tuple(parameter.name for parameter in FILTERS)

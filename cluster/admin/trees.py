@@ -6,8 +6,8 @@ import asyncio
 import json
 from typing import Any, Final
 
+from holdfast.cluster.admin.choices import PARTS
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, id_of, json_answer, step_of
-from holdfast.cluster.admin.routes import PARTS
 from holdfast.cluster.admin.views import show_time, unwrapped
 from holdfast.cluster.errors import NotFound, TooLarge, UnknownInvocation
 from holdfast.cluster.http.exchange import JSON, Answer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from holdfast.cluster.admin.choices import PAGE, PAGE_MAX, WAITING
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, json_answer
-from holdfast.cluster.admin.routes import PAGE, PAGE_MAX, WAITING
 from holdfast.cluster.admin.views import show_time
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.http.exchange import Answer

@@ -5,10 +5,13 @@ from __future__ import annotations
 from random import Random
 from typing import Any, Final, Protocol
 
+from holdfast.cluster.handlers.attempts import Owner
 from holdfast.cluster.registry.machine import Target
+from holdfast.log.errors import ProposalError
 from holdfast.sdk.ids import InvocationId
 from holdfast.sdk.journal import cut_text
 from holdfast.statemachine.commands import FailAttempt, Retry
+from holdfast.statemachine.effects import Result
 from holdfast.statemachine.outcomes import failed
 
 #: Attempts that violate the protocol before their invocation is paused.
@@ -74,3 +77,13 @@ class Failures:
             retry_after_ms=0,
             pause=deployment is not None,
         )
+
+
+def refuse(owner: Owner, command: FailAttempt) -> None:
+    """An attempt cannot start. While this node leads, nothing else would start it if the command did not arrive."""
+
+    def answered(answer: Result | ProposalError) -> None:
+        if isinstance(answer, ProposalError) and not owner.ended:
+            owner.redispatch(command.id, command.epoch)
+
+    owner.partition.submit(command, answered)

@@ -21,7 +21,7 @@ from holdfast.cluster.clock import Clock
 from holdfast.cluster.handlers.attempts import Attempt, Carrier, Opening, Owner, Ticket
 from holdfast.cluster.handlers.dispatch import Limits, Timing
 from holdfast.cluster.handlers.endpoint import Endpoint
-from holdfast.cluster.handlers.failures import Failures
+from holdfast.cluster.handlers.failures import Failures, refuse
 from holdfast.cluster.handlers.large import LargeOutcome
 from holdfast.cluster.handlers.openings import NO_STATE, eager_state, opening_of, opening_of_first
 from holdfast.cluster.handlers.pauses import Withholding
@@ -143,7 +143,7 @@ class Invoker:
             refusal = self._failures.unoffered(
                 effect.id, effect.epoch, service=service, handler=handler, deployment=deployment
             )
-            self._refuse(owner, refusal)
+            refuse(owner, refusal)
         else:
             self._doubtful.append((owner, effect))
             if self._asking is None:
@@ -535,13 +535,6 @@ class Invoker:
                 attempt.partition.submit(self._failures.of_protocol(attempt, blame), attempt.answered)
             else:
                 self.lost(attempt, why)
-
-    def _refuse(self, owner: Owner, command: FailAttempt) -> None:
-        def answered(answer: Result | ProposalError) -> None:
-            if isinstance(answer, ProposalError) and not owner.ended:
-                owner.redispatch(command.id, command.epoch)  # While we lead, nothing else would start it.
-
-        owner.partition.submit(command, answered)
 
     # -- time, leadership, life ----------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple
 PUBLIC: Final = ""  # The role of routes that need no token.
 JSON: Final = "application/json"
 NUMBER: Final = {"type": "integer"}
+TRUTH: Final = {"type": "boolean"}
+NO_SUCH: Final = (404, "there is no such object")
 
 
 class Parameter(NamedTuple):

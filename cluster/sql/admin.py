@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from holdfast.cluster.admin.choices import QUERY_LIMIT, QUERY_LIMIT_MAX, QUERY_TIMEOUT_S, QUERY_TIMEOUT_S_MAX
 from holdfast.cluster.admin.parameters import AdminRequest, json_answer, read_body
-from holdfast.cluster.admin.routes import QUERY_LIMIT, QUERY_LIMIT_MAX, QUERY_TIMEOUT_S, QUERY_TIMEOUT_S_MAX
 from holdfast.cluster.errors import BadRequest, Unavailable
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.sql.catalog import show_tables
