@@ -83,7 +83,7 @@ function Matrix({ cluster, reload }) {
     return html`<td key=${node.name} class=${classes("cell", lead && "lead", lead && moved.has(each.partition) && "moved", member && lagClass(lag || 0))} title=${`Partition ${each.partition} on ${node.name}: ${says}`}><span aria-hidden="true">${sign}</span><span class="hidden-text">${says}</span></td>`;
   };
   const one = cluster.partitions.find((each) => each.partition === chosen);
-  return html`<section class="card"><header><h2>Partitions</h2><span class="legend muted"><span>● leader</span><span>○ follower</span><span>◌ learner</span><span class="lag-key">darker: further behind</span></span></header>
+  return html`<section class="card"><header><h2>Partitions</h2><span class="legend muted"><span>● leader</span><span>○ follower</span><span>◌ learner</span><span class="lag-key">shaded: further behind</span></span></header>
     <div class="scroll-x" tabindex="0"><table class="matrix"><thead><tr><th scope="col">Partition</th>${nodes.map((node) => html`<th scope="col">${node.name}</th>`)}<th scope="col" class="right">Applied</th><th scope="col">Snapshot</th><th><span class="hidden-text">Actions</span></th></tr></thead><tbody>
       ${cluster.partitions.map((each) => html`<tr key=${each.partition}><th scope="row">${each.partition}${!each.leader && html` <span class="tag worst">no leader</span>`}</th>${nodes.map((node) => cell(each, node))}
         <td class="right muted">${each.applied === undefined ? "" : number(each.applied)}</td><td class="muted nowrap">${each.snapshot ? each.snapshot.age_s === null ? "none yet" : `${duration(each.snapshot.age_s * 1000)} old` : ""}</td>

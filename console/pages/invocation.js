@@ -72,7 +72,8 @@ function Why({ invocation }) {
   if (status === "completed") {
     const outcome = invocation.outcome;
     if (!outcome?.failure) return null;
-    return html`<${Notice} kind="worst" icon="warning"><strong>${outcome.failure.message}</strong><div class="muted">${[outcome.failure.code, outcome.failure.kind].filter(Boolean).join(" ")}</div>${outcome.failure.trace && html`<${Trace} lines=${outcome.failure.trace} />`}</${Notice}>`;
+    const asked = ["cancelled", "killed"].includes(invocation.end); // Somebody wanted this end.
+    return html`<${Notice} kind=${asked ? "" : "worst"} icon=${asked ? "info" : "warning"}><strong>${outcome.failure.message}</strong><div class="muted">${[outcome.failure.code, outcome.failure.kind].filter(Boolean).join(" ")}</div>${outcome.failure.trace && html`<${Trace} lines=${outcome.failure.trace} />`}</${Notice}>`;
   }
   if (!why && !invocation.cancelling) return null;
   const kind = status === "paused" ? "worst" : status === "backing-off" ? "worse" : "";

@@ -156,7 +156,7 @@ const barOf = (took) => `${Math.min(100, Math.max(3, (Math.log10(Math.max(1, too
 
 function note(row) {
   const failure = row.failure;
-  if (failure && row.end !== "succeeded") return html`<span class=${row.status === "completed" || row.status === "paused" ? "bad" : "warn"} title=${failure.message}>${failure.message}</span>`;
+  if (failure && row.end !== "succeeded") return html`<span class=${["cancelled", "killed"].includes(row.end) ? "muted" : row.status === "completed" || row.status === "paused" ? "bad" : "warn"} title=${failure.message}>${failure.message}</span>`;
   if (row.failures > 1) return html`<span class="warn">${number(row.failures)} failures</span>`;
   if (row.lost_streams) return html`<span class="muted">${row.lost_streams} lost streams</span>`;
   return null;

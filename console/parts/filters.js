@@ -1,5 +1,5 @@
 // The filter builder of the list of invocations: what is chosen is in the address.
-import { html, useRef, useState } from "../lib/ui.js";
+import { html, useLayoutEffect, useRef, useState } from "../lib/ui.js";
 import { setQuery } from "../lib/router.js";
 import { Icon } from "./icons.js";
 import { Menu } from "./basics.js";
@@ -38,21 +38,24 @@ function Value({ name, query, services, done }) {
   const field = useRef(null);
   const [label, hint, placeholder] = FIELDS[name];
   const known = options(name, query, services);
+  useLayoutEffect(() => field.current.focus(), []);
   const submit = (event) => {
     event.preventDefault();
     setQuery({ [name]: field.current.value.trim() });
     done();
   };
   return html`<form onSubmit=${submit}><label for="filter-value">${label}</label>
-    ${known?.length ? html`<select id="filter-value" ref=${field} autofocus>${known.map((each) => html`<option selected=${each === query[name]}>${each}</option>`)}</select>`
-      : html`<input id="filter-value" ref=${field} value=${query[name] || ""} placeholder=${placeholder} autocomplete="off" spellcheck=${false} autofocus required />`}
+    ${known?.length ? html`<select id="filter-value" ref=${field}>${known.map((each) => html`<option selected=${each === query[name]}>${each}</option>`)}</select>`
+      : html`<input id="filter-value" ref=${field} value=${query[name] || ""} placeholder=${placeholder} autocomplete="off" spellcheck=${false} required />`}
     <span class="muted">${hint}</span><button type="submit" class="primary">Add</button></form>`;
 }
 
 function Chooser({ query, services, done }) {
   const [name, choose] = useState("");
+  const first = useRef(null);
+  useLayoutEffect(() => first.current?.focus(), []);
   if (name) return html`<${Value} name=${name} query=${query} services=${services} done=${done} />`;
-  return Object.entries(FIELDS).filter(([each]) => !query[each]).map(([each, [label]]) => html`<button type="button" onClick=${() => choose(each)}>${label}</button>`);
+  return Object.entries(FIELDS).filter(([each]) => !query[each]).map(([each, [label]], at) => html`<button type="button" ref=${at ? undefined : first} onClick=${() => choose(each)}>${label}</button>`);
 }
 
 export function Filters({ query, services }) {

@@ -1,5 +1,5 @@
 // Signing in. The token goes to the node once, as JSON, and is kept nowhere: the cookie that comes back is out of reach for scripts.
-import { html, useRef, useState } from "../lib/ui.js";
+import { html, useEffect, useRef, useState } from "../lib/ui.js";
 import { ask, session } from "../lib/api.js";
 import { Icon } from "./icons.js";
 import { Copy } from "./basics.js";
@@ -8,6 +8,7 @@ export function SignIn({ principal }) {
   const field = useRef(null);
   const [problem, setProblem] = useState("");
   const [busy, setBusy] = useState(false);
+  useEffect(() => field.current.focus(), []);
   const submit = async (event) => {
     event.preventDefault();
     setProblem("");
@@ -29,7 +30,7 @@ export function SignIn({ principal }) {
       <button type="button" class="link" id="sign-out" onClick=${signOut}>Sign out</button></p>`}
     <form id="sign-in" onSubmit=${submit}>
       <label for="token">Token</label>
-      <input id="token" ref=${field} type="password" autocomplete="off" spellcheck=${false} placeholder="hf_…" required autofocus />
+      <input id="token" ref=${field} type="password" autocomplete="off" spellcheck=${false} placeholder="hf_…" required />
       <button type="submit" class="primary" disabled=${busy}>Sign in</button>
       <p id="problem" role="alert">${problem}</p>
     </form>

@@ -157,7 +157,7 @@ export function Waterfall({ invocation, steps, last, chosen, choose, row }) {
     const took = open ? (end > begin && end === last ? `${duration(end - begin)} so far` : "not completed") : end > begin ? duration(end - begin) : "";
     return html`<button type="button" class=${classes("line", "wf-row", step.index === chosen && "chosen", index === row && "current")} style=${place} key=${step.index} onClick=${() => choose(step.index)}>
       <span class="wf-name"><span class="hidden-text">Step </span><span class="faint">${step.index}</span><span class=${`wf-mark ${cls}`} aria-hidden="true"></span><span class="clip">${nameOf(step)}</span><span class="hidden-text">${failed(step) ? " failed " : open ? " " : " completed "}</span>${kind !== "run" && kind !== "state" ? html`<span class="tag">${step.op}</span>` : null}</span>
-      <span class="wf-track">${bar(begin, end, cls, `${nameOf(step)}: ${took || "at once"}`, took)}</span></button>`;
+      <span class="wf-track">${end < start ? html`<span class="wf-took" style=${{ left: "6px" }}>kept from the original</span>` : bar(begin, end, cls, `${nameOf(step)}: ${took || "at once"}`, took)}</span></button>`;
   };
   return html`<div class="waterfall">
     <div class="row wrap wf-tools"><span class="wf-key"><i class="wf-mark run"></i>run</span><span class="wf-key"><i class="wf-mark call"></i>call</span><span class="wf-key"><i class="wf-mark wait"></i>wait</span><span class="wf-key"><i class="wf-mark run failed"></i>failed</span>
