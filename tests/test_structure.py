@@ -231,6 +231,7 @@ UNNAMED = {
     ("cluster/admin/audit.py", "Parameters"): "takes any number of names",
     ("cluster/admin/invocations.py", "Parameters"): "takes any number of names",
     ("cluster/admin/events.py", "Parameters"): "takes any number of names",
+    ("cluster/admin/routes_of_cluster.py", "Route"): "the same",
     ("cluster/admin/routes.py", "Route"): "a table: every row has the same columns",
     ("cluster/admin/waiting.py", "Parameters"): "takes any number of names",
     ("cluster/ingress/routes.py", "Route"): "the same",

@@ -402,17 +402,15 @@ def test_the_cluster_shows_every_partition_with_its_leader(tmp_path: Path) -> No
     run(tmp_path, scenario)
 
 
-def test_every_route_is_described_for_programs_and_for_people(tmp_path: Path) -> None:
+def test_every_route_is_described_for_programs(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
         status, described = await at.admin("GET", "/openapi.json")
-        page_status, page = await at.admin("GET", "/")
 
-        assert (status, page_status) == (200, 200)
+        assert status == 200
         assert described == openapi()
         for route in ROUTES:
             operation = described["paths"][route.path][route.method.lower()]
             assert operation["operationId"] == route.name
-            assert route.path.encode() in page
 
     run(tmp_path, scenario)
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from holdfast.cluster.advice import advise, find_faults
 from holdfast.cluster.config import (
-    MIB,
     BadConfig,
     Config,
     Endpoint,
@@ -24,6 +23,7 @@ from holdfast.cluster.config import (
     founders_of,
     load,
 )
+from holdfast.cluster.quantities import MIB
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -19,7 +19,16 @@ from tests.cluster.harness import Script, World
 from tests.cluster.test_three_nodes import Seat, Three, echo, three
 
 HANDLERS: dict[str, Script] = {"echo/say": echo, "other/say": echo, "flow:workflow/run:main": echo}
-NOWHERE = {"id": "x", "name": "x", "key": "x", "action": "cancel", "step": "0", "partition": "99", "handler": "x"}
+NOWHERE = {
+    "id": "x",
+    "folder": "x",
+    "name": "x",
+    "key": "x",
+    "action": "cancel",
+    "step": "0",
+    "partition": "99",
+    "handler": "x",
+}
 
 
 class Doors:
