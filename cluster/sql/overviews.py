@@ -97,6 +97,7 @@ NODES: Final = Table(
         *_texts(
             name="its name",
             state="its state as a member",
+            condition="ok, or what is the matter with it, as `GET /cluster` shows it",
             zone="its zone",
             address="where other nodes reach it",
             ingress_url="its ingress",
@@ -109,6 +110,11 @@ NODES: Final = Table(
             is_disk_full="1 if it has no room",
             replicas="partitions that it holds",
             leads="partitions that it leads",
+            uptime_s="seconds since it started; null if it does not answer, like the rest",
+            disk_free="free bytes where its data is",
+            disk_bytes="size of that disk",
+            memory_bytes="its resident memory",
+            loop_lag_ms="how late its event loop was last",
         ),
     ),
 )
@@ -128,7 +134,21 @@ PARTITIONS: Final = Table(
         ),
     ),
 )
-OVERVIEWS: Final = (DEPLOYMENTS, SERVICES, HANDLERS, NODES, PARTITIONS)
+PAUSES: Final = Table(
+    "pauses",
+    "What leaders may not start: a key, a service or everything. Rows appear with `POST /pauses`.",
+    (
+        *_texts(
+            service="the paused service; null: everything",
+            key="the paused key; null: the whole service",
+            paused_by="who paused it",
+            reason="why",
+        ),
+        *times("since", "since when", lambda row: row["since"]),
+        *_numbers(stop="1 if running attempts are asked to suspend"),
+    ),
+)
+OVERVIEWS: Final = (DEPLOYMENTS, SERVICES, HANDLERS, NODES, PARTITIONS, PAUSES)
 
 
 class Overviews(NamedTuple):
@@ -200,13 +220,11 @@ class Overviews(NamedTuple):
     async def _nodes(self) -> Rows:
         return [
             {
-                **{name: each.get(name) for name in ("name", "state", "zone", "address", "ingress_url", "admin_url")},
-                "version": each.get("version"),
-                "level": each.get("level"),
+                **{column.name: each.get(column.name) for column in NODES.columns},
                 "is_connected": int(bool(each.get("connected"))),
                 "is_disk_full": int(bool(each.get("disk_full"))),
-                "replicas": each.get("replicas"),
-                "leads": each.get("leads"),
+                "disk_free": (each["disk"] or {}).get("free"),
+                "disk_bytes": (each["disk"] or {}).get("total"),
             }
             for each in (await self.cluster())["nodes"]
         ]
@@ -226,6 +244,19 @@ class Overviews(NamedTuple):
                 "apply_lag": each.get("apply_lag"),
             }
             for each in (await self.cluster())["partitions"]
+        ]
+
+    async def _pauses(self) -> Rows:
+        return [
+            {
+                "service": standing.scope[0] or None,
+                "key": standing.scope[1],
+                "paused_by": standing.by,
+                "reason": standing.reason,
+                "since": standing.since_ms,
+                "stop": int(standing.recall),
+            }
+            for standing in self.registry.state.pauses.by_scope.values()
         ]
 
 

@@ -95,6 +95,7 @@ async def busy(path: Path) -> AsyncIterator[tuple[Sql, dict[str, str]]]:
         }  # fmt: skip
         for name, status in wanted.items():
             await at.reaches(ids[name], status)
+        assert (await at.admin("POST", "/pauses", json={"service": "echo", "reason": "maintenance"}))[0] == 201
         ids["queued"] = await at.send("counter/k/add")
         await at.reaches(ids["queued"], "queued")
         yield sql, ids
@@ -162,6 +163,8 @@ async def test_a_row_says_what_the_admin_api_says(tmp_path: Path) -> None:
         blind = Reading(sources(sql), asyncio.get_running_loop(), deadline_s=PATIENCE_S, with_ids=False, fresh=False)
         seen = await asyncio.to_thread(Engine(blind, now_ms=0).run, "select count(*), count(id) from awakeables", 10)
         assert seen.rows == [(2, 0)], "ids are for those who may resolve awakeables"
+        assert await sql.rows("select service, key, reason from pauses") == [["echo", None, "maintenance"]]
+        assert await sql.rows("select condition, disk_free > 0, memory_bytes > 0 from nodes") == [["ok", 1, 1]]
         [[awakeable]] = await sql.rows(f"select id from awakeables where invocation = '{ids['awakeable']}'")
         status, _ = await sql.at.ask(
             "POST", f"{sql.at.node.ingress_url}/holdfast/awakeables/{awakeable}/resolve", data=b'"go"'
