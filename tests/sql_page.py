@@ -51,7 +51,7 @@ fails on a payload that is not JSON; `json_valid(value)` tells.
 -- what failed in the last hour, by kind
 select service, handler, failure_kind, count(*) as failed
 from invocations
-where created_ms > ago_ms('1h') and "end" = 'failed'
+where created_ms > ago_ms('1h') and end = 'failed'
 group by service, handler, failure_kind order by failed desc;
 
 -- the slowest steps of paused invocations
