@@ -174,7 +174,7 @@ async def run_node(data: Path, name: str, partitions: int, ports: dict[str, int]
         ),
     )
     await node.start()
-    assert node.ingress is not None
+    assert node.doors.ingress is not None
 
     def suspended() -> int:
         count = 0
@@ -185,7 +185,7 @@ async def run_node(data: Path, name: str, partitions: int, ports: dict[str, int]
         return count
 
     def figures() -> dict[str, float]:
-        counters = node.log.counters()
+        counters = node.ground.log.counters()
         return {
             "cpu_s": cpu_s(),
             "fsyncs": counters.commits,
@@ -210,15 +210,15 @@ async def run_node(data: Path, name: str, partitions: int, ports: dict[str, int]
             "figures": figures,
             "lead": lead,
             "register": lambda uri: asyncio.wait_for(_register(node, uri), PATIENCE_S),
-            "knows": lambda: bool(node.registry.state.deployments),
+            "knows": lambda: bool(node.ground.registry.state.deployments),
         },
-        {"port": node.ingress.port},
+        {"port": node.doors.ingress.port},
     )
     await node.stop()
 
 
 async def _register(node: Node, uri: str) -> None:
-    await node.registry.register(uri)
+    await node.ground.registry.register(uri)
 
 
 async def run_endpoint() -> None:

@@ -183,13 +183,13 @@ class Bench:
 
     async def do_cut(self) -> dict[str, float]:
         start = time.perf_counter()
-        router = self.node.router
-        cut = await self.node.snapshots.create(0, partitions=router.count, leader=router.leader)
+        router = self.node.serving.router
+        cut = await self.node.ground.snapshots.create(0, partitions=router.count, leader=router.leader)
         return {"seconds": time.perf_counter() - start, "bytes": cut["bytes"], "index": cut["index"]}
 
     def do_progress(self) -> dict[str, float]:
         """Progress of the fetch and of applying here; none yet while the node starts."""
-        keeper = next(iter(self.node.snapshots.keepers.values()), None)
+        keeper = next(iter(self.node.ground.snapshots.keepers.values()), None)
         status = self.partition.group.status() if self.node.partitions else None
         return {
             "installs": keeper.installs if keeper is not None else 0,

@@ -76,8 +76,8 @@ async def _check_free(port: int) -> None:
 
 def _greet(node: Node, handlers: Handlers | None) -> None:
     click.echo(f"Holdfast {__version__}: one node, data in {node.config.data}/\n")
-    click.echo(f"  ingress    {node.ingress_url}   requests to your services")
-    click.echo(f"  admin      {node.admin_url}   also: holdfast invocations list")
+    click.echo(f"  ingress    {node.doors.urls.ingress}   requests to your services")
+    click.echo(f"  admin      {node.doors.urls.admin}   also: holdfast invocations list")
     if handlers is None:
         click.echo("\nRegister your handlers:  holdfast deployments register http://127.0.0.1:9080")
         click.echo("or run them here:        holdfast dev --app examples.trips:app")
@@ -156,7 +156,7 @@ class Handlers:
         """Register the handlers as soon as they answer."""
         while True:
             try:
-                registered = await self.node.registry.register(self.uri, force=True, metadata={"app": self.app})
+                registered = await self.node.ground.registry.register(self.uri, force=True, metadata={"app": self.app})
                 break
             except EndpointFailed:
                 await asyncio.sleep(0.1)  # The process is still starting. If it ends instead, `run` notices.
@@ -172,7 +172,7 @@ class Handlers:
         click.echo(f"\nProcess {process.pid} serves {names}.")
         if not self._greeted:
             self._greeted = True
-            click.echo(f"Try:  {example(self.node.ingress_url, deployment, _credentials(self.node.config))}")
+            click.echo(f"Try:  {example(self.node.doors.urls.ingress, deployment, _credentials(self.node.config))}")
 
     def _still_closed(self, reason: str) -> None:
         """Why the ingress is closed until the handlers are registered. Handlers registered earlier answer once they run

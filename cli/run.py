@@ -185,7 +185,7 @@ async def _serve_until_removed(config: Config) -> None:
     async with running(config) as node:
         click.echo(
             f"Holdfast {__version__}: node {config.node} of cluster {config.cluster}, data in {config.data}, "
-            f"ingress {node.ingress_url}, admin {node.admin_url}"
+            f"ingress {node.doors.urls.ingress}, admin {node.doors.urls.admin}"
         )
         await node.until_removed()
     raise NodeRemoved(config.node)

@@ -11,7 +11,7 @@ from holdfast.cluster.events.feed import Feed
 from holdfast.cluster.events.remote import Remote
 from holdfast.cluster.events.signals import Signals
 from holdfast.cluster.ground import Ground
-from holdfast.cluster.groups import FIRST_PARTITION_GROUP, META_GROUP
+from holdfast.cluster.groups import FIRST_PARTITION_GROUP
 from holdfast.cluster.ingress.ingress import Ingress
 from holdfast.cluster.leading.courier import Courier
 from holdfast.cluster.leading.leaderships import Leaderships
@@ -93,7 +93,7 @@ class Serving:
             ground.config.node,
             hosted,
             ground.rpc,
-            meta_group=self._meta_group,
+            meta_group=self._ground.meta_group,
             membership=lambda: meta.state.membership,
             connected=ground.log.connected,
             hint=self.router.hint,
@@ -105,7 +105,7 @@ class Serving:
             hosted,
             ground.rpc,
             self.handover,
-            meta_group=self._meta_group,
+            meta_group=self._ground.meta_group,
             membership=lambda: meta.state.membership,
             connected=ground.log.connected,
             leader=self.router.leader,
@@ -116,9 +116,9 @@ class Serving:
             self.router,
             self.handover,
             fresh=ground.meta_log.fresh,
-            meta_members=lambda: self._meta_group().status().members,
+            meta_members=lambda: self._ground.meta_group().status().members,
         )
-        self.identity = IdentityKeys(ground.registry, leads_meta=lambda: self._meta_group().is_leader)
+        self.identity = IdentityKeys(ground.registry, leads_meta=lambda: self._ground.meta_group().is_leader)
         self.backups = Backups(
             ground.snapshots,
             ground.copies,
@@ -210,7 +210,7 @@ class Serving:
         ground = self._ground
         return (
             [self.router.leader(number) for number in range(ground.record.partitions)],
-            [self._meta_group().leader, *sorted(ground.log.connected())],
+            [self._ground.meta_group().leader, *sorted(ground.log.connected())],
             [self.health.unhealthy(), *self.health.warnings()],
             dict(ground.releases.known),
         )
@@ -327,6 +327,3 @@ class Serving:
         self.controller.record()
         self._ground.removal.check()
         self._ground.places.tell()
-
-    def _meta_group(self) -> Group:
-        return self._ground.log.group(META_GROUP)

@@ -69,11 +69,11 @@ class Console:
     """The console in a tab, and the node behind it."""
 
     def __init__(self, tab: Tab, doors: Doors, world: World) -> None:
-        assert world.node.admin is not None
+        assert world.node.doors.admin is not None
         self.tab = tab
         self.doors = doors
         self.world = world
-        self.base = f"http://127.0.0.1:{world.node.admin.port}"
+        self.base = f"http://127.0.0.1:{world.node.doors.admin.port}"
 
     async def sign_in(self, *roles: str) -> None:
         made = await self.doors.create(*roles)

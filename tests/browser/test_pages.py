@@ -115,12 +115,12 @@ class Victim:
     """A node with state to lose, and an endpoint that an attacker wants to register."""
 
     def __init__(self, world: World, loot: FakeEndpoint, session: aiohttp.ClientSession) -> None:
-        assert world.node.admin is not None and world.node.ingress is not None
+        assert world.node.doors.admin is not None and world.node.doors.ingress is not None
         self.world = world
         self.loot = loot
         self.session = session
-        self.admin = f"http://127.0.0.1:{world.node.admin.port}"
-        self.ingress = f"http://127.0.0.1:{world.node.ingress.port}"
+        self.admin = f"http://127.0.0.1:{world.node.doors.admin.port}"
+        self.ingress = f"http://127.0.0.1:{world.node.doors.ingress.port}"
         self.started = 0
         self.id = ""
 
@@ -154,12 +154,12 @@ class Victim:
     async def damage(self, seen: str) -> set[str]:
         """The effects that the page achieved."""
         found = set()
-        if len(self.world.node.meta.state.deployments) > 1:
+        if len(self.world.node.ground.meta.state.deployments) > 1:
             found.add("registered a deployment")
         async with self.session.get(f"{self.admin}/invocations/{self.id}") as response:
             if (await response.json())["status"] == "completed":
                 found.add("killed an invocation")
-        if self.world.node.meta.state.membership.nodes["ghost"].state == REMOVED:
+        if self.world.node.ground.meta.state.membership.nodes["ghost"].state == REMOVED:
             found.add("removed a node")
         if len(self.world.endpoints[0].starts) > self.started:
             found.add("invoked a handler")
@@ -306,9 +306,9 @@ async def test_a_page_cannot_reach_handlers_past_the_node(
 async def test_a_user_signs_in_and_out_at_the_page(tmp_path: Path) -> None:
     async with one(tmp_path / "node") as (world, doors), browser(tmp_path) as chromium:
         made = await doors.create("operate")
-        assert world.node.admin is not None
+        assert world.node.doors.admin is not None
         tab = await chromium.tab()
-        await tab.open(f"http://127.0.0.1:{world.node.admin.port}/")
+        await tab.open(f"http://127.0.0.1:{world.node.doors.admin.port}/")
         await tab.until("document.getElementById('token') !== null")
         await tab.screenshot(tmp_path / "sign-in.png")
         fill = "document.getElementById('token').value = '%s'; document.querySelector('form button').click();"
@@ -338,8 +338,8 @@ async def test_pages_of_other_ports_cannot_use_the_session_of_a_user(
         monkeypatch.setattr(Browsers, "is_same_origin", lambda *_: True)
     async with one(tmp_path / "node") as (world, doors), site() as port, browser(tmp_path) as chromium:
         made = await doors.create("admin")
-        assert world.node.admin is not None
-        admin = f"http://127.0.0.1:{world.node.admin.port}"
+        assert world.node.doors.admin is not None
+        admin = f"http://127.0.0.1:{world.node.doors.admin.port}"
         tab = await chromium.tab()
         await tab.open(f"{admin}/")
         assert await tab.run(f"{SIGN_IN} return await signIn('{made['token']}')") == 200
@@ -361,8 +361,8 @@ async def test_pages_of_other_ports_cannot_use_the_session_of_a_user(
 async def test_a_link_from_another_site_opens_the_page_for_a_signed_in_user(tmp_path: Path) -> None:
     async with one(tmp_path / "node") as (world, doors), browser(tmp_path, resolve="wiki.example") as chromium:
         made = await doors.create("read")
-        assert world.node.admin is not None
-        admin = f"http://127.0.0.1:{world.node.admin.port}"
+        assert world.node.doors.admin is not None
+        admin = f"http://127.0.0.1:{world.node.doors.admin.port}"
         tab = await chromium.tab()
         await tab.open(f"{admin}/")
         assert await tab.run(f"{SIGN_IN} return await signIn('{made['token']}')") == 200

@@ -23,7 +23,10 @@ class Cli:
     def __init__(self, at: Serving, loop: asyncio.AbstractEventLoop) -> None:
         self.at = at
         self.loop = loop
-        self.environ = {"HOLDFAST_ADMIN_URL": at.node.admin_url, "HOLDFAST_INGRESS_URL": at.node.ingress_url}
+        self.environ = {
+            "HOLDFAST_ADMIN_URL": at.node.doors.urls.admin,
+            "HOLDFAST_INGRESS_URL": at.node.doors.urls.ingress,
+        }
 
     def run(self, *arguments: str, input: str | None = None, token: str = "") -> Result:
         environ = {**self.environ, "HOLDFAST_TOKEN": token}

@@ -64,7 +64,7 @@ def test_ctrl_c_cancels_a_backup_and_removes_its_files(cli: Cli, place: Path, mo
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.at.node.backups, "_sent", forever)
+    monkeypatch.setattr(cli.at.node.serving.backups, "_sent", forever)
     monkeypatch.setattr("holdfast.cli.backup.time.sleep", interrupt)
 
     result = cli.run("backup", "--to", str(place))

@@ -67,7 +67,7 @@ def test_a_broken_connection_is_continued_after_the_last_event(cli: Cli) -> None
     first = cli.ok("send", "agent/wait").strip()
     assert [followed.next().data["id"] for _ in range(2)] == [first, first]
 
-    streams = cli.at.node.admin.exchange.streams
+    streams = cli.at.node.doors.admin.exchange.streams
     cli.loop.call_soon_threadsafe(lambda: streams.end_all("the test"))
     assert cli.run("events").exit_code == 1, "it begins no more"
     second = cli.ok("send", "echo/say", "1").strip()

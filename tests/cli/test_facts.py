@@ -102,7 +102,7 @@ def test_state_is_edited_in_an_editor_unless_it_changed_meanwhile(
     text = cli.ok("state", "edit", "counter", "edited")
     edits("path.write_text(path.read_text() + ' ')")
     again = cli.ok("state", "edit", "counter", "edited")
-    address = cli.at.node.admin_url + "/services/counter/edited/state"
+    address = cli.at.node.doors.urls.admin + "/services/counter/edited/state"
     edits(
         "import urllib.request as web\n"
         f"body = json.dumps({{'values': {{'name': 'eve'}}}}).encode()\n"

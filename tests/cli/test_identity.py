@@ -15,7 +15,7 @@ from tests.cluster.harness import PATIENCE_S, eventually
 @pytest.fixture(scope="module")
 def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
     with running(tmp_path_factory.mktemp("node"), register=False) as cli:
-        made = eventually(lambda: cli.at.node.meta.state.identity.keys)
+        made = eventually(lambda: cli.at.node.ground.meta.state.identity.keys)
         asyncio.run_coroutine_threadsafe(made, cli.loop).result(PATIENCE_S)
         yield cli
 

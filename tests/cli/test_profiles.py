@@ -44,7 +44,7 @@ def own_token(cli: Cli) -> str:
 
 
 def test_a_profile_has_the_addresses_and_the_token_of_a_cluster(cli: Cli, file: Path) -> None:
-    ok("profile", "set", "prod", "--admin-url", cli.at.node.admin_url, "--token-file", "-", input=own_token(cli))
+    ok("profile", "set", "prod", "--admin-url", cli.at.node.doors.urls.admin, "--token-file", "-", input=own_token(cli))
 
     assert "n1" in ok("--profile", "prod", "cluster", "status")
     assert "n1" in ok("cluster", "status", HOLDFAST_PROFILE="prod")
@@ -54,7 +54,7 @@ def test_a_profile_has_the_addresses_and_the_token_of_a_cluster(cli: Cli, file: 
 
 
 def test_the_current_profile_is_used_when_none_is_named(cli: Cli, file: Path) -> None:
-    ok("profile", "set", "prod", "--admin-url", cli.at.node.admin_url, "--token-file", "-", input=own_token(cli))
+    ok("profile", "set", "prod", "--admin-url", cli.at.node.doors.urls.admin, "--token-file", "-", input=own_token(cli))
 
     ok("profile", "use", "prod")
     assert "n1" in ok("cluster", "status")
@@ -67,7 +67,7 @@ def test_the_current_profile_is_used_when_none_is_named(cli: Cli, file: Path) ->
 
 def test_options_and_variables_win_over_a_profile(cli: Cli, file: Path) -> None:
     ok("profile", "set", "dead", "--admin-url", "http://127.0.0.1:1", "--token-file", "-", input="hf_a_b\n")
-    url = cli.at.node.admin_url
+    url = cli.at.node.doors.urls.admin
 
     by_option = run("--profile", "dead", "token", "list", "--admin-url", url, HOLDFAST_TOKEN=own_token(cli))
     by_variable = run("--profile", "dead", "token", "list", HOLDFAST_ADMIN_URL=url, HOLDFAST_TOKEN=own_token(cli))
@@ -79,7 +79,7 @@ def test_options_and_variables_win_over_a_profile(cli: Cli, file: Path) -> None:
 def test_the_token_of_a_profile_is_sent_to_no_other_address(cli: Cli, file: Path) -> None:
     ok("profile", "set", "prod", "--admin-url", "http://127.0.0.1:1", "--token-file", "-", input=own_token(cli))
 
-    result = run("--profile", "prod", "cluster", "status", "--admin-url", cli.at.node.admin_url)
+    result = run("--profile", "prod", "cluster", "status", "--admin-url", cli.at.node.doors.urls.admin)
 
     assert "Error: this request needs a token (401)" in result.output
 
@@ -88,7 +88,7 @@ def test_a_token_file_of_a_profile_is_read_by_every_command(cli: Cli, file: Path
     token = tmp_path / "token"
     token.touch(mode=0o600)
     token.write_text("hf_old_secret")
-    ok("profile", "set", "prod", "--admin-url", cli.at.node.admin_url, "--token-file", str(token))
+    ok("profile", "set", "prod", "--admin-url", cli.at.node.doors.urls.admin, "--token-file", str(token))
     assert "the token is not valid" in run("--profile", "prod", "cluster", "status").output
 
     token.write_text(own_token(cli))

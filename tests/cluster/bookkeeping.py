@@ -96,14 +96,16 @@ class Books:
 
     async def leader(self, number: int) -> Seat:
         def leading() -> Seat | None:
-            return next((seat for seat in self.seats.values() if seat.up and seat.node.router.leads(number)), None)
+            return next(
+                (seat for seat in self.seats.values() if seat.up and seat.node.serving.router.leads(number)), None
+            )
 
         found: Seat = await eventually(leading, f"a leader of partition {number}")
         return found
 
     def freshest(self, number: int) -> Partition:
         """The replica that applied the most. It holds the leader's entries, and exists even without a leader."""
-        replicas = [node.hosted[number] for node in self.nodes if number in node.hosted]
+        replicas = [node.ground.replicas.hosted[number] for node in self.nodes if number in node.ground.replicas.hosted]
         return max(replicas, key=lambda replica: replica.machine.applied)
 
     # -- clients
@@ -168,7 +170,10 @@ class Books:
             nonlocal before, quiet
             if any(node.unhealthy() is not None for node in self.nodes):
                 return False
-            now = [[node.hosted[number].machine.applied for number in node.hosted] for node in self.nodes]
+            now = [
+                [node.ground.replicas.hosted[number].machine.applied for number in node.ground.replicas.hosted]
+                for node in self.nodes
+            ]
             quiet = quiet + 1 if now == before else 0
             before = now
             return quiet > 200 or (not self.active() and not self.undelivered())
@@ -208,7 +213,7 @@ class Books:
     async def backup(self, place: Path | str, at: str | None = None) -> dict[str, Any]:
         """Make a backup at a node, and wait for it."""
         node = self.nodes[0] if at is None else self.seats[at].node
-        job: dict[str, Any] = node.backups.begin(str(place))
+        job: dict[str, Any] = node.serving.backups.begin(str(place))
         return await ended(node, job["id"])
 
 
@@ -219,7 +224,7 @@ def files_in(path: Path) -> list[Path]:
 
 async def ended(node: Node, id_: str) -> dict[str, Any]:
     async with asyncio.timeout(PATIENCE_S):
-        while (job := await node.backups.show(id_))["status"] == "running":
+        while (job := await node.serving.backups.show(id_))["status"] == "running":
             await asyncio.sleep(0.01)
     return job
 
@@ -240,8 +245,8 @@ async def books(path: Path, names: tuple[str, ...], server: Server | None, **set
     made = Books(path, names, **settings)
     await made.start()
     if server is not None:
-        await made.nodes[0].registry.register(server.uri)
-        await eventually(lambda: all(node.registry.state.deployments for node in made.nodes), "the deployment")
+        await made.nodes[0].ground.registry.register(server.uri)
+        await eventually(lambda: all(node.ground.registry.state.deployments for node in made.nodes), "the deployment")
     try:
         yield made
     finally:

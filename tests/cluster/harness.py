@@ -327,7 +327,7 @@ class World:
         node = self.node
         serving, doors = node.serving, node.doors
         serving.stop_beginning()
-        node.invoker.stopping = True
+        node.ground.invoker.stopping = True
         for partition in node.partitions:
             if partition.leadership is not None:
                 partition.leadership.end()
@@ -339,17 +339,17 @@ class World:
         node.settle_no_more()
         await serving.courier.close()
         await serving.controller.stop()
-        await node.releases.stop()
+        await node.ground.releases.stop()
         await node.watchdog.stop()
-        await node.handover.stop()
-        await node.leftovers.stop()
-        await node.invoker.close()
-        await node.protocols.close()
-        await node.backups.stop()
-        await node.objects.stop()
-        await node.snapshots.stop()
-        await node.log.stop(handover_s=0.0)
-        for machine in node.replicas.machines.values():
+        await node.serving.handover.stop()
+        await node.ground.leftovers.stop()
+        await node.ground.invoker.close()
+        await node.ground.protocols.close()
+        await node.serving.backups.stop()
+        await node.ground.objects.stop()
+        await node.ground.snapshots.stop()
+        await node.ground.log.stop(handover_s=0.0)
+        for machine in node.ground.replicas.machines.values():
             machine.state._env.close()
 
     async def restart(self) -> Node:
@@ -360,7 +360,7 @@ class World:
         endpoint = FakeEndpoint(handlers, **kwargs)
         await endpoint.start()
         self.endpoints.append(endpoint)
-        await self.node.registry.register(endpoint.uri, force=True)
+        await self.node.ground.registry.register(endpoint.uri, force=True)
         return endpoint
 
     async def stop(self) -> None:
@@ -375,9 +375,9 @@ class World:
         self, path: str, payload: bytes = b"", *, key: str | None = None, ident: InvocationId | None = None
     ) -> Invoke:
         service, _, handler = path.partition("/")
-        target = self.node.registry.resolve(service, handler)
+        target = self.node.ground.registry.resolve(service, handler)
         return Invoke(
-            ident or self.node.router.mint(service, key),
+            ident or self.node.serving.router.mint(service, key),
             service,
             handler,
             key,
@@ -399,24 +399,24 @@ class World:
 
     async def outcome_of(self, command: Invoke) -> Any:
         async with asyncio.timeout(PATIENCE_S):
-            with self.node.replies.wait(command.id) as reply:
-                result = await self.node.router.submit(command.id, command)
+            with self.node.ground.replies.wait(command.id) as reply:
+                result = await self.node.serving.router.submit(command.id, command)
                 outcome = result.outcome if result.outcome is not None else await reply
             ref = refs.in_outcome(outcome)
-            return outcome if ref is None else [0, await self.node.reader.value(command.id, ref)]
+            return outcome if ref is None else [0, await self.node.serving.reader.value(command.id, ref)]
 
     async def send(self, path: str, payload: bytes = b"", *, key: str | None = None) -> InvocationId:
         command = self.invoke(path, payload, key=key)
-        result = await self.node.router.submit(command.id, command)
+        result = await self.node.serving.router.submit(command.id, command)
         assert result.code == 0, result
         return command.id
 
     def record(self, ident: InvocationId) -> Invocation | None:
-        with self.node.router.partition(ident).state.read() as txn:
+        with self.node.serving.router.partition(ident).state.read() as txn:
             return queries.load(txn, ident)
 
     def outcome(self, ident: InvocationId) -> Any:
-        with self.node.router.partition(ident).state.read() as txn:
+        with self.node.serving.router.partition(ident).state.read() as txn:
             return queries.outcome(txn, ident)
 
     async def reaches(self, ident: InvocationId, status: int) -> Invocation:

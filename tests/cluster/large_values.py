@@ -46,12 +46,12 @@ class Client:
     async def _ask(self, method: str, path: str, **more: Any) -> tuple[int, bytes, dict[str, str]]:
         async with (
             asyncio.timeout(PATIENCE_S),
-            self.http.request(method, self.it.node.ingress_url + path, **more) as it,
+            self.http.request(method, self.it.node.doors.urls.ingress + path, **more) as it,
         ):
             return it.status, await it.read(), dict(it.headers)
 
     async def admin(self, path: str, method: str = "GET", **more: Any) -> Any:
-        async with self.http.request(method, self.it.node.admin_url + path, **more) as it:
+        async with self.http.request(method, self.it.node.doors.urls.admin + path, **more) as it:
             return await it.json()
 
 
@@ -72,8 +72,8 @@ def blobs(it: World) -> list[int]:
 
 
 async def pass_time(it: World, ms: int = KEPT_MS) -> None:
-    assert isinstance(it.node.clock, MovedClock)
-    it.node.clock.ahead_ms += ms
+    assert isinstance(it.node.environment.clock, MovedClock)
+    it.node.environment.clock.ahead_ms += ms
     for partition in it.node.partitions:
         await partition.propose(FireTimers(1000))
 

@@ -98,8 +98,8 @@ class Serving:
 
     @property
     def exchange(self) -> Exchange:
-        assert self.node.ingress is not None
-        return self.node.ingress.exchange
+        assert self.node.doors.ingress is not None
+        return self.node.doors.ingress.exchange
 
     async def ask(self, method: str, url: str, **more: Any) -> tuple[int, Any]:
         async with self.http.request(method, URL(url, encoded=True), **more) as response:
@@ -107,10 +107,10 @@ class Serving:
             return response.status, json.loads(body) if response.content_type == "application/json" and body else body
 
     async def admin(self, method: str, path: str, **more: Any) -> tuple[int, Any]:
-        return await self.ask(method, self.node.admin_url + path, **more)
+        return await self.ask(method, self.node.doors.urls.admin + path, **more)
 
     async def call(self, path: str, data: bytes = b"1", **more: Any) -> tuple[int, Any]:
-        return await self.ask("POST", f"{self.node.ingress_url}/{path}", data=data, **more)
+        return await self.ask("POST", f"{self.node.doors.urls.ingress}/{path}", data=data, **more)
 
     async def send(self, path: str, data: bytes = b"1") -> str:
         status, answer = await self.call(f"{path}/send", data)

@@ -55,8 +55,8 @@ class Place:
 
 
 async def usable(node: Node) -> None:
-    node.snapshots.store_policy = QUICK
-    await eventually(lambda: node.objects.why_not() is None, "a store that may be used")
+    node.ground.snapshots.store_policy = QUICK
+    await eventually(lambda: node.ground.objects.why_not() is None, "a store that may be used")
 
 
 @asynccontextmanager
@@ -71,7 +71,7 @@ async def storing(path: Path, url: Any, partitions: int = 1, **settings: Any) ->
 
     with patch.object(Snapshots, "_check_store", look_and_tell):
         await it.start()
-        if it.node.snapshots.shared:
+        if it.node.ground.snapshots.shared:
             await looked.wait()  # Otherwise the node's first check may find a store that a test has removed.
     await usable(it.node)
     try:

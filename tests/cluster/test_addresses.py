@@ -293,14 +293,14 @@ def test_a_name_that_is_rebound_after_registration_is_not_followed(
     async def run() -> None:
         async with world(tmp_path, deployment_addresses=read_addresses("127.0.0.1")) as it:
             served = await it.register({"greeter/go": held}, modes=(mode,))
-            registered = await it.node.registry.register(f"http://handlers.test:{served.port}", force=True)
+            registered = await it.node.ground.registry.register(f"http://handlers.test:{served.port}", force=True)
             names.addresses = ["127.0.0.2"]
             connections = Connections(monkeypatch)
             # aiohttp may cache the resolved address for some seconds; a new address is always checked.
-            await it.node.protocols.close()
+            await it.node.ground.protocols.close()
 
             await it.send("greeter/go")
-            reached = it.node.invoker.endpoints
+            reached = it.node.ground.invoker.endpoints
             await eventually(lambda: (one := reached.get(registered.deployment.id)) is not None and one.failures > 1)
 
             assert "deployment_addresses does not allow it: its address" in reached[registered.deployment.id].last_error

@@ -446,7 +446,7 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(tmp_path: Path
 def test_expect_100_continue_is_answered_by_whether_the_body_is_wanted(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
         async def first_answer(length: int) -> bytes:
-            port = int(at.node.admin_url.rpartition(":")[2])
+            port = int(at.node.doors.urls.admin.rpartition(":")[2])
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(
                 b"PUT /services/counter/a/state HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n"

@@ -324,7 +324,7 @@ async def test_acts_name_their_targets_and_neither_payloads_nor_secrets(
     async with one(tmp_path) as (world, doors):
         made = await doors.create("invoke")
         await doors.ask("POST", f"/tokens/{made['id']}/rotate", doors.root, value={"keep_old": "1h"})
-        invocation = world.node.router.mint("echo", None)
+        invocation = world.node.serving.router.mint("echo", None)
         awakeable = format_awakeable(invocation, 7)
         resolve = f"/holdfast/awakeables/{awakeable}/resolve"
         assert (await doors.ask("POST", resolve, made["token"], door="ingress", value="PAYLOAD"))[0] == 404

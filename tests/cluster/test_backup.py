@@ -113,7 +113,7 @@ async def test_while_a_partition_is_held_its_messages_neither_leave_nor_are_forg
 
     async with world(tmp_path, partitions=2) as it:
         await it.register({"caller/call": calls, "kv:object/put:exclusive": echo})
-        router, (here, there) = it.node.router, it.node.partitions
+        router, (here, there) = it.node.serving.router, it.node.partitions
         caller = next(found for _ in range(1000) if partition_of(found := router.mint("caller"), 2) == 0)
         key = next(key for key in map(str, range(1000)) if partition_of(router.mint("kv", key), 2) == 1)
 
@@ -162,7 +162,7 @@ async def test_without_a_hold_the_copies_do_not_fit_and_are_no_backup(
     place: DirectoryStore, it: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backup_module, "TRIES", 1)
-    monkeypatch.setattr(it.nodes[0].backups, "_hold", never_hold)
+    monkeypatch.setattr(it.nodes[0].serving.backups, "_hold", never_hold)
     begin_late(it, await spread(it), 5, monkeypatch)
     job: dict[str, Any] = {"error": ""}
     for _ in range(10):  # A leader may move at that moment, or no request may be late.
@@ -177,7 +177,7 @@ async def test_without_a_hold_the_copies_do_not_fit_and_are_no_backup(
 async def test_a_leader_that_moves_in_the_middle_only_costs_a_round(
     tmp_path: Path, place: DirectoryStore, it: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backups = it.nodes[0].backups
+    backups = it.nodes[0].serving.backups
     hold = backups._hold
     moved: list[str] = []
 
@@ -186,7 +186,7 @@ async def test_a_leader_that_moves_in_the_middle_only_costs_a_round(
         if not moved:
             leader = await it.leader(2)
             moved.append(leader.name)
-            await leader.node.handover.transfer(2, None, leader.name)
+            await leader.node.serving.handover.transfer(2, None, leader.name)
 
     monkeypatch.setattr(backups, "_hold", hold_and_move)
 
@@ -198,20 +198,22 @@ async def test_a_leader_that_moves_in_the_middle_only_costs_a_round(
 
 async def spread(it: Books) -> str:
     """Leaders on at least two nodes. Returns a node that leads something and does not make the backup."""
-    await eventually(lambda: any(it.seats[name].node.router.led_here() for name in NAMES[1:]), "leaders elsewhere")
-    return next(name for name in NAMES[1:] if it.seats[name].node.router.led_here())
+    await eventually(
+        lambda: any(it.seats[name].node.serving.router.led_here() for name in NAMES[1:]), "leaders elsewhere"
+    )
+    return next(name for name in NAMES[1:] if it.seats[name].node.serving.router.led_here())
 
 
 def begin_late(it: Books, name: str, orders: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The partitions that this node leads are copied after this many more orders."""
     node = it.seats[name].node
-    begin = node.backups.copies.begin
+    begin = node.serving.backups.copies.begin
 
     async def late(peer: str, argument: Any) -> Any:
         await it.more(orders)
         return await begin(argument)
 
-    monkeypatch.setitem(node.rpc._handlers, "backup-begin", late)
+    monkeypatch.setitem(node.ground.rpc._handlers, "backup-begin", late)
 
 
 async def never_hold(*_: Any) -> None:
@@ -224,7 +226,7 @@ async def test_a_deployment_removed_during_a_backup_is_not_missed(
 ) -> None:
     """A partition may have been copied with an invocation of it."""
     async with books(tmp_path, ("n1",), server) as it, handlers() as other:
-        registry, backups = it.nodes[0].registry, it.nodes[0].backups
+        registry, backups = it.nodes[0].ground.registry, it.nodes[0].serving.backups
         begin, begun = backups._begin, 0
         if registered == "before":
             await registry.register(other.uri)
@@ -265,11 +267,11 @@ async def begun_and_stuck(backups: Backups, place: DirectoryStore, monkeypatch: 
 async def test_a_cancelled_backup_leaves_nothing(
     place: DirectoryStore, it: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backups = it.nodes[0].backups
+    backups = it.nodes[0].serving.backups
     job = await begun_and_stuck(backups, place, monkeypatch)
     assert list_backups(place) == [Interrupted(job["id"])]
 
-    elsewhere = it.nodes[1].backups
+    elsewhere = it.nodes[1].serving.backups
     assert (await elsewhere.show(job["id"]))["status"] == "running"
     assert (await elsewhere.cancel(job["id"]))["status"] == "cancelled"
 
@@ -287,7 +289,7 @@ async def test_a_node_that_dies_in_the_middle_costs_a_round_and_the_backup_conti
         it.work(clients=2)
         await it.more(5)
         victim = await spread(it)
-        backups = it.nodes[0].backups
+        backups = it.nodes[0].serving.backups
         begin = backups._begin
         killed: list[str] = []
 
@@ -311,13 +313,13 @@ async def test_a_node_that_dies_in_the_middle_costs_a_round_and_the_backup_conti
 async def test_abandoned_copies_are_released(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.cluster.backup.copies.LEASE_S", 0.1)
     async with books(tmp_path, ("n1",), server) as it:
-        copies = it.nodes[0].backups.copies
+        copies = it.nodes[0].serving.backups.copies
         rows = await copies.begin(["backup/1", [0, 1, 2, 3]])
         assert [number for number, *_ in rows] == [0, 1, 2, 3]
 
         await eventually(lambda: not copies._rounds and not leftovers(it), "no copies")
 
-        it.nodes[0].hosted[0].state.grow()  # There are no readers.
+        it.nodes[0].ground.replicas.hosted[0].state.grow()  # There are no readers.
 
 
 async def test_copies_of_a_killed_node_are_removed_when_it_restarts(tmp_path: Path) -> None:
@@ -336,7 +338,7 @@ async def test_a_node_that_stops_does_not_finish_its_backup_first(
     tmp_path: Path, place: DirectoryStore, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with books(tmp_path, ("n1",), server) as it:
-        backups = it.nodes[0].backups
+        backups = it.nodes[0].serving.backups
         job = await begun_and_stuck(backups, place, monkeypatch)
 
         await it.stop()
@@ -368,7 +370,7 @@ async def test_one_node_makes_one_backup_at_a_time(tmp_path: Path, place: Direct
     from holdfast.cluster.errors import BadRequest, Conflict, NotFound
 
     async with books(tmp_path, ("n1",), server) as it:
-        backups = it.nodes[0].backups
+        backups = it.nodes[0].serving.backups
         job = backups.begin(str(place.directory))
         with pytest.raises(Conflict, match=job["id"]):
             backups.begin(str(place.directory))

@@ -42,8 +42,8 @@ def is_upload(question: Question) -> bool:
 async def test_a_failed_upload_is_retried_and_reported(it: Books, place: str, proxy: FaultProxy) -> None:  # noqa: F811
     proxy.faults.append(replace(error(503, "SlowDown"), matches=is_upload))
     node = it.nodes[0]
-    job = node.backups.begin(place)
-    await eventually(lambda: any(row["note"] for row in node.backups.recent()[0]["partitions"]), "a note")
+    job = node.serving.backups.begin(place)
+    await eventually(lambda: any(row["note"] for row in node.serving.backups.recent()[0]["partitions"]), "a note")
     proxy.heal()
 
     job = await ended(node, job["id"])

@@ -48,7 +48,7 @@ async def test_a_body_of_32_mib_and_a_step_of_20_reach_handlers_and_clients_and_
     server = Server([service])
     await server.start(port=0)
     async with clients(tmp_path, partitions=1, body_bytes_max=32 * MIB) as client:
-        await client.it.node.registry.register(f"http://127.0.0.1:{server.port}")
+        await client.it.node.ground.registry.register(f"http://127.0.0.1:{server.port}")
         headers = {"Content-Type": "application/octet-stream"}
 
         status, found, answered = await client.post("/large/echo", body, headers=headers)
@@ -61,10 +61,10 @@ async def test_a_body_of_32_mib_and_a_step_of_20_reach_handlers_and_clients_and_
         assert shown["outcome"]["value"]["bytes"] == 32 * MIB
         [_, step] = (await client.admin(f"/invocations/{id_}/journal"))["steps"]
         assert step["outcome"]["value"]["bytes"] == 20 * MIB
-        statistics = await client.it.node.reader.statistics()
+        statistics = await client.it.node.serving.reader.statistics()
         assert (statistics.blobs, statistics.blob_bytes) == (2, 52 * MIB), "each once"
-        assert client.it.node.invoker.staging_bytes == 0
-        async with client.http.get(client.it.node.admin_url + "/metrics") as scraped:
+        assert client.it.node.ground.invoker.staging_bytes == 0
+        async with client.http.get(client.it.node.doors.urls.admin + "/metrics") as scraped:
             metrics = await scraped.text()
         assert "holdfast_blobs 2.0" in metrics and "holdfast_blobs_staged_total 2.0" in metrics
     await server.stop()
@@ -90,7 +90,7 @@ async def test_bodies_beyond_the_limit_of_a_node_are_refused_and_others_answered
         assert found <= {200, 429} and 200 in found
         assert all(body == LARGE for status, body, _ in answers if status == 200)
         assert all("Retry-After" in headers for status, _, headers in answers if status == 429)
-        await eventually(lambda: client.it.node.ingress.exchange.active_bytes == 0, "nothing held")
+        await eventually(lambda: client.it.node.doors.ingress.exchange.active_bytes == 0, "nothing held")
         assert (await client.post("/echo/say", LARGE))[0] == 200
         assert blobs(client.it) == [1]
 
@@ -107,7 +107,7 @@ async def test_equal_values_of_many_at_once_are_kept_once_and_collected_after_th
         assert [(status, found == LARGE) for status, found, _ in answers] == [(200, True)] * 8
     partition = it.node.partitions[0]
     assert (rows(partition, tables.BLOB), rows(partition, tables.CHUNK)) == (1, 4)
-    assert it.node.stager.staged == 1 and it.node.stager.found >= 23
+    assert it.node.ground.stager.staged == 1 and it.node.ground.stager.found >= 23
     assert partition.state.bytes_used() < empty + 2 * MIB
 
     ids = [parse_id(headers["x-holdfast-id"]) for _, _, headers in answers]
@@ -141,7 +141,7 @@ async def test_large_state_and_awakeables_go_the_same_way(tmp_path: Path) -> Non
     server = Server([thing])
     await server.start(port=0)
     async with clients(tmp_path, partitions=2) as client:
-        await client.it.node.registry.register(f"http://127.0.0.1:{server.port}")
+        await client.it.node.ground.registry.register(f"http://127.0.0.1:{server.port}")
         asked = asyncio.ensure_future(client.post("/thing/k/keep"))
         await eventually(lambda: names, "the awakeable")
         for expected in (b"Resolved", b"AlreadyResolved"):
@@ -166,14 +166,14 @@ async def test_an_attach_and_a_later_question_find_a_large_outcome(tmp_path: Pat
 
         assert (await client.get(f"/holdfast/invocation/{id_}/attach"))[:2] == (200, LARGE)
         assert (await client.get(f"/holdfast/invocation/{id_}/output"))[:2] == (200, LARGE)
-        assert client.it.node.ingress is not None and client.it.node.ingress.exchange.active_bytes == 0
+        assert client.it.node.doors.ingress is not None and client.it.node.doors.ingress.exchange.active_bytes == 0
 
 
 async def test_a_large_answer_waits_until_others_are_sent(tmp_path: Path) -> None:
     async with clients(tmp_path, partitions=1, request_bytes_max=4 * MIB) as client:
         await client.it.register({"echo/say": echo})
-        assert client.it.node.ingress is not None
-        exchange = client.it.node.ingress.exchange
+        assert client.it.node.doors.ingress is not None
+        exchange = client.it.node.doors.ingress.exchange
         _, _, headers = await client.post("/echo/say/send", LARGE)
         await client.it.completed(parse_id(headers["x-holdfast-id"]))
         exchange.active_bytes += 4 * MIB  # Held by another request.
@@ -254,7 +254,8 @@ def equal_everywhere(cluster: Three) -> bool:
             return queries.digest(txn)
 
     return all(
-        len({digest(seat.node.hosted[number]) for seat in cluster.up()}) == 1 for number in cluster.up()[0].node.hosted
+        len({digest(seat.node.ground.replicas.hosted[number]) for seat in cluster.up()}) == 1
+        for number in cluster.up()[0].node.ground.replicas.hosted
     )
 
 
@@ -268,14 +269,14 @@ async def test_a_leader_that_dies_in_the_middle_of_staging_costs_the_client_noth
         living = next(seat for seat in cluster.up() if seat is not victim)
         async with aiohttp.ClientSession() as http:
             client, killed = Client(living, http), asyncio.Event()
-            submit = living.node.router._submit
+            submit = living.node.serving.router._submit
 
             async def halted(number: int, command: Command, *more: Any, **named: Any) -> Result:
                 if isinstance(command, PutBlob) and command.index >= 10:
                     await killed.wait()
                 return await submit(number, command, *more, **named)
 
-            living.node.router._submit = halted  # type: ignore[method-assign]
+            living.node.serving.router._submit = halted  # type: ignore[method-assign]
             asked = asyncio.ensure_future(client.post("/echo/k/twice", body))
             await eventually(lambda: rows(victim.node.partitions[0], tables.CHUNK) >= 8, "some pieces")
             await victim.kill()

@@ -53,7 +53,7 @@ async def test_steps_after_a_large_one_keep_their_order(tmp_path: Path) -> None:
 async def test_an_attempt_that_is_lost_while_its_value_is_staged_is_tried_again(tmp_path: Path) -> None:
     async with world(tmp_path, partitions=1) as it:
         endpoint = await it.register({"echo/twice": twice})
-        stage, held = it.node.stager.stage, asyncio.Event()
+        stage, held = it.node.ground.stager.stage, asyncio.Event()
 
         async def slow(*args: Any, **more: Any) -> None:
             if not held.is_set():
@@ -64,7 +64,7 @@ async def test_an_attempt_that_is_lost_while_its_value_is_staged_is_tried_again(
 
         id_ = await it.send("echo/twice", b"small")
         await it.completed(id_)
-        it.node.stager.stage = slow  # type: ignore[method-assign]
+        it.node.ground.stager.stage = slow  # type: ignore[method-assign]
 
         async def grow(handled: Handled) -> None:
             handled.run("large", LARGE)
@@ -76,7 +76,7 @@ async def test_an_attempt_that_is_lost_while_its_value_is_staged_is_tried_again(
         assert await it.completed(id_) == [0, b"done"]
         record = it.record(id_)
         assert record is not None and record.epoch == 2 and record.length == 2
-        assert it.node.invoker.staging_bytes == 0
+        assert it.node.ground.invoker.staging_bytes == 0
 
 
 async def test_a_value_larger_than_any_may_be_pauses_the_invocation(
@@ -101,7 +101,7 @@ async def test_large_values_that_wait_to_be_sent_take_no_memory(tmp_path: Path) 
     async with world(tmp_path, partitions=1) as it:
         await it.register({"echo/say": echo})
         assert await it.call("echo/say", b"small")
-        [endpoint] = it.node.invoker.endpoints.values()
+        [endpoint] = it.node.ground.invoker.endpoints.values()
         stream = endpoint.carrier
         assert isinstance(stream, Stream)
         encoded, reads = stream._encoded, asyncio.Event()
@@ -112,18 +112,18 @@ async def test_large_values_that_wait_to_be_sent_take_no_memory(tmp_path: Path) 
 
         stream._encoded = stuck  # type: ignore[method-assign]
         ids = [await it.send("echo/say", LARGE[number:]) for number in range(5)]
-        await eventually(lambda: all(id_ in it.node.invoker.attempts for id_ in ids), "five attempts")
+        await eventually(lambda: all(id_ in it.node.ground.invoker.attempts for id_ in ids), "five attempts")
         assert stream._bytes < 64 * 1024
         for id_ in ids:
-            it.node.invoker.attempts[id_].last_frame_at -= 1e6
-        it.node.invoker._sweeper.cancel()
-        it.node.invoker._sweep()
-        assert not any(it.node.invoker.attempts[id_].asked_at for id_ in ids)
+            it.node.ground.invoker.attempts[id_].last_frame_at -= 1e6
+        it.node.ground.invoker._sweeper.cancel()
+        it.node.ground.invoker._sweep()
+        assert not any(it.node.ground.invoker.attempts[id_].asked_at for id_ in ids)
         reads.set()
 
         for number, id_ in enumerate(ids):
             outcome = await it.completed(id_)
-            assert await it.node.reader.value(id_, outcome[1]) == LARGE[number:]
+            assert await it.node.serving.reader.value(id_, outcome[1]) == LARGE[number:]
             record = it.record(id_)
             assert record is not None and record.epoch == 1
 
@@ -140,7 +140,7 @@ async def test_requests_carry_large_values_up_to_their_limit(tmp_path: Path, mon
         await it.register({"large/grow": grow}, modes=("request-response",))
         id_ = await it.send("large/grow")
         outcome = await it.completed(id_)
-        assert await it.node.reader.value(id_, outcome[1]) == LARGE * 3
+        assert await it.node.serving.reader.value(id_, outcome[1]) == LARGE * 3
 
         monkeypatch.setattr(requests, "BATCH_BYTES_MAX", 2 * MIB + requests.HEAD_BYTES)
         id_ = await it.send("large/grow")
@@ -202,17 +202,17 @@ async def test_a_handler_cannot_make_up_a_reference(tmp_path: Path) -> None:
 async def test_a_value_that_is_gone_again_is_staged_again(tmp_path: Path) -> None:
     async with world(tmp_path, partitions=1) as it:
         await it.register({"echo/say": echo})
-        stage, calls = it.node.stager.stage, [0]
+        stage, calls = it.node.ground.stager.stage, [0]
 
         async def forgetful(*args: Any, **more: Any) -> None:
             calls[0] += 1
             if calls[0] > 1:
                 await stage(*args, **more)
 
-        it.node.stager.stage = forgetful  # type: ignore[method-assign]
+        it.node.ground.stager.stage = forgetful  # type: ignore[method-assign]
         id_ = await it.send("echo/say", LARGE)
         outcome = await it.completed(id_)
-        assert await it.node.reader.value(id_, outcome[1]) == LARGE and calls[0] >= 2
+        assert await it.node.serving.reader.value(id_, outcome[1]) == LARGE and calls[0] >= 2
 
 
 async def test_a_full_partition_refuses_large_bodies_and_finishes_accepted_work(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_a_body_from_a_browser_needs_a_content_type() -> None:
 async def test_the_admin_api_refuses_form_bodies(tmp_path: Path) -> None:
     world = World(tmp_path)
     await world.start()
-    assert world.node.admin is not None
+    assert world.node.doors.admin is not None
     async with aiohttp.ClientSession() as session:
         for kind, expected in (
             *((kind, 415) for kind in FORMS),
@@ -239,7 +239,9 @@ async def test_the_admin_api_refuses_form_bodies(tmp_path: Path) -> None:
             ("application/octet-stream", 400),
         ):
             async with session.post(
-                f"http://127.0.0.1:{world.node.admin.port}/deployments", data=b"{}", headers={"Content-Type": kind}
+                f"http://127.0.0.1:{world.node.doors.admin.port}/deployments",
+                data=b"{}",
+                headers={"Content-Type": kind},
             ) as response:
                 assert response.status == expected, await response.text()
     await world.stop()
@@ -301,10 +303,10 @@ async def test_a_page_of_an_allowed_origin_reads_answers_and_errors() -> None:
 async def test_a_preflight_needs_no_token(tmp_path: Path) -> None:
     world = World(tmp_path, auth="tokens", cors_origins=("*",))
     await world.start()
-    assert world.node.ingress is not None
+    assert world.node.doors.ingress is not None
     headers = {"Origin": SHOP, "Access-Control-Request-Method": "POST"}
     async with aiohttp.ClientSession() as session:
-        url = f"http://127.0.0.1:{world.node.ingress.port}/echo/say"
+        url = f"http://127.0.0.1:{world.node.doors.ingress.port}/echo/say"
         async with session.options(url, headers=headers) as response:
             assert response.status == 204 and response.headers["Access-Control-Allow-Origin"] == SHOP
         async with session.post(url, headers={"Origin": SHOP}, json=1) as response:
@@ -319,15 +321,15 @@ async def test_both_doors_refuse_foreign_requests_before_acting_on_them(tmp_path
     world = World(tmp_path)
     await world.start()
     await world.register(HANDLERS)
-    assert world.node.admin is not None and world.node.ingress is not None
+    assert world.node.doors.admin is not None and world.node.doors.ingress is not None
     async with aiohttp.ClientSession() as session:
-        for server, path in ((world.node.admin, "/deployments"), (world.node.ingress, "/echo/say")):
+        for server, path in ((world.node.doors.admin, "/deployments"), (world.node.doors.ingress, "/echo/say")):
             for headers in ({"Host": "evil.example"}, {"Origin": EVIL}, {"Sec-Fetch-Site": "cross-site"}):
                 url = f"http://127.0.0.1:{server.port}{path}"
                 async with session.post(url, json={"uri": "http://127.0.0.1:1"}, headers=headers) as response:
                     assert response.status == 403, headers
                     assert not any(name.startswith("Access-Control") for name in response.headers)
-    assert not world.endpoints[0].starts and len(world.node.meta.state.deployments) == 1
+    assert not world.endpoints[0].starts and len(world.node.ground.meta.state.deployments) == 1
     await world.stop()
 
 
@@ -335,8 +337,8 @@ async def test_every_answer_has_security_headers_for_browsers(tmp_path: Path) ->
     world = World(tmp_path)
     await world.start()
     await world.register(HANDLERS)
-    assert world.node.admin is not None and world.node.ingress is not None
-    admin, ingress = world.node.admin.port, world.node.ingress.port
+    assert world.node.doors.admin is not None and world.node.doors.ingress is not None
+    admin, ingress = world.node.doors.admin.port, world.node.doors.ingress.port
     async with aiohttp.ClientSession() as session:
         for method, port, path, value in (
             ("GET", admin, "/", None), ("GET", admin, "/nothing", None), ("GET", admin, "/metrics", None),

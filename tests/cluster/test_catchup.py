@@ -29,7 +29,7 @@ async def counting(path: Path, **settings: Any) -> AsyncIterator[Three]:
 
 
 def keeper(seat: Seat) -> Keeper:
-    return next(iter(seat.node.snapshots.keepers.values()))
+    return next(iter(seat.node.ground.snapshots.keepers.values()))
 
 
 def status(seat: Seat) -> Any:
@@ -132,7 +132,7 @@ async def test_a_follower_takes_it_from_the_shared_store(tmp_path: Path) -> None
 
         await came_back(cluster, away)
         assert keeper(away).installs == 1
-        assert leader.node.snapshots.bytes_served == 0, "the leader was spared"
+        assert leader.node.ground.snapshots.bytes_served == 0, "the leader was spared"
         assert await add(cluster, 1) == 21
 
 
@@ -156,8 +156,8 @@ async def test_what_the_store_lost_comes_from_the_leader(tmp_path: Path, lost: s
         await away.start()
 
         await came_back(cluster, away)
-        assert leader.node.snapshots.bytes_served > 0
-        complained = away.node.snapshots.store_complaints.error is not None
+        assert leader.node.ground.snapshots.bytes_served > 0
+        complained = away.node.ground.snapshots.store_complaints.error is not None
         assert complained == (lost == "all of it"), "it says what is wrong, if anything is"
         assert await add(cluster, 1) == 21
 
@@ -182,7 +182,7 @@ async def test_a_node_without_its_state_and_its_snapshots_gets_both_from_elsewhe
         await came_back(cluster, away)
         assert listed(keeper(away).directory)
         if stores:
-            assert leader.node.snapshots.bytes_served == 0, "the leader was spared"
+            assert leader.node.ground.snapshots.bytes_served == 0, "the leader was spared"
         assert await add(cluster, 1) == 26
         await came_back(cluster, away)
         await eventually(lambda: len(totals(cluster)) == 1, "replicas that agree")

@@ -51,8 +51,8 @@ REFERENCES = [
 
 async def test_every_file_is_served_with_its_type_and_checked_again_each_time(tmp_path: Path) -> None:
     async with one(tmp_path) as (world, _), aiohttp.ClientSession() as session:
-        assert world.node.admin is not None
-        base = f"http://127.0.0.1:{world.node.admin.port}"
+        assert world.node.doors.admin is not None
+        base = f"http://127.0.0.1:{world.node.doors.admin.port}"
         for name, file in FILES.items():
             url = f"{base}/" if name == INDEX else f"{base}/console/{name}"
 
@@ -74,8 +74,8 @@ async def test_every_file_is_served_with_its_type_and_checked_again_each_time(tm
 )  # fmt: skip
 async def test_nothing_else_of_the_folder_is_served(tmp_path: Path, path: str) -> None:
     async with one(tmp_path) as (world, _), aiohttp.ClientSession() as session:
-        assert world.node.admin is not None
-        async with session.get(f"http://127.0.0.1:{world.node.admin.port}/console/{path}") as response:
+        assert world.node.doors.admin is not None
+        async with session.get(f"http://127.0.0.1:{world.node.doors.admin.port}/console/{path}") as response:
             assert response.status == 404, await response.text()
 
 

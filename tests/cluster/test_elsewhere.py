@@ -36,13 +36,13 @@ async def test_every_node_answers_alike_wherever_the_partitions_are(tmp_path: Pa
         nodes = {name: cluster.seats[name].node for name in NAMES}
 
         async def get(name: str, path: str) -> Any:
-            async with http.get(nodes[name].admin_url + path) as answer:
+            async with http.get(nodes[name].doors.urls.admin + path) as answer:
                 found = await answer.json()
                 assert answer.status == 200, (path, found)
                 return found
 
         async def send(path: str, body: str) -> str:
-            async with http.post(f"{nodes['n1'].ingress_url}/{path}/send", data=body) as answer:
+            async with http.post(f"{nodes['n1'].doors.urls.ingress}/{path}/send", data=body) as answer:
                 return str((await answer.json())["invocationId"])
 
         async def reaches(id_: str, status: str) -> None:
@@ -62,7 +62,7 @@ async def test_every_node_answers_alike_wherever_the_partitions_are(tmp_path: Pa
         for each in tree["nodes"]:
             await reaches(each["id"], "completed")
 
-        assert any(len(node.router.hosted) < 6 for node in nodes.values()), "some partitions are elsewhere"
+        assert any(len(node.serving.router.hosted) < 6 for node in nodes.values()), "some partitions are elsewhere"
         child = next(each["id"] for each in tree["nodes"] if each["service"] == "family" and each["parent"])
         for path in (*QUESTIONS, f"/invocations/{root}/tree", f"/invocations?parent={root}", f"/invocations/{child}"):
             answers = [await get(name, path) for name in NAMES]
@@ -119,7 +119,7 @@ async def test_a_description_for_the_previous_release_has_the_fields_that_it_kno
         await cluster.led()
         seat = cluster.seats["n1"]
         id_: InvocationId = await seat.send("flaky/fail")
-        serving = seat.node.reader
+        serving = seat.node.serving.reader
         asked = (partition_of(id_, 3), "describe", (id_,), True)
 
         assert len(await serving.serve("n2", asked)) > FIRST_DESCRIPTION

@@ -57,22 +57,22 @@ def test_a_node_knows_which_handlers_are_down_since_when_and_why(tmp_path: Path)
         async with world(tmp_path) as it:
             endpoint = await it.register({"greeter/echo": echo})
             await it.call("greeter/echo")
-            (before,) = it.node.healths.here()
+            (before,) = it.node.ground.healths.here()
             assert not before.is_down and before.failures == 0 and before.uri == endpoint.uri
-            began_ms = it.node.clock.now_ms()
+            began_ms = it.node.environment.clock.now_ms()
             await endpoint.stop()
             ident = await it.send("greeter/echo")
-            await eventually(lambda: it.node.healths.here()[0].failures > 2)
+            await eventually(lambda: it.node.ground.healths.here()[0].failures > 2)
 
-            (health,) = it.node.healths.here(before.deployment)
+            (health,) = it.node.ground.healths.here(before.deployment)
 
-            assert health.is_down and began_ms <= health.down_since_ms <= it.node.clock.now_ms()
+            assert health.is_down and began_ms <= health.down_since_ms <= it.node.environment.clock.now_ms()
             assert str(endpoint.port) in health.last_error
-            assert health.next_try_ms >= it.node.clock.now_ms() - 100
+            assert health.next_try_ms >= it.node.environment.clock.now_ms() - 100
             assert (health.in_flight, health.waiting) == (0, 1)
             await endpoint.start()
             await it.completed(ident)
-            (after,) = await it.node.healths.everywhere(before.deployment)
+            (after,) = await it.node.ground.healths.everywhere(before.deployment)
             assert after == before
 
     asyncio.run(run())
@@ -97,12 +97,12 @@ def test_a_value_that_the_server_of_the_endpoint_would_refuse_travels_in_pieces(
         await eventually(lambda: server.started)
         async with world(tmp_path) as it:
             port = server.servers[0].sockets[0].getsockname()[1]
-            await it.node.registry.register(f"http://127.0.0.1:{port}", force=True)
+            await it.node.ground.registry.register(f"http://127.0.0.1:{port}", force=True)
 
             outcome = await it.call("large/measure", b'"%s"' % (b"x" * 3_000_000))
 
             assert outcome == [0, b"3000000"]
-            assert it.node.healths.here()[0].failures == 0, "the stream did not break"
+            assert it.node.ground.healths.here()[0].failures == 0, "the stream did not break"
         server.should_exit = True
         await serving
 
@@ -128,7 +128,7 @@ def test_an_older_sdk_whose_server_refuses_a_value_harms_no_other_invocation(tmp
                 ident = await it.send("large/take", b"x" * 3_000_000)
                 await it.reaches(ident, Status.PAUSED)
 
-                with it.node.router.partition(ident).state.read() as txn:
+                with it.node.serving.router.partition(ident).state.read() as txn:
                     failure = queries.last_failure(txn, ident)
                 assert failure is not None and failure.kind == "TooLarge" and "--ws-max-size" in failure.message
             assert await it.completed(innocent) == [0, b"slow"]
@@ -155,13 +155,13 @@ def test_an_attempt_that_is_held_back_as_a_suspect_says_so(tmp_path: Path) -> No
             endpoint.add("greeter/bad", end_process)
             for _ in range(3):
                 await it.send("greeter/bad")
-            (station,) = it.node.invoker.endpoints.values()
+            (station,) = it.node.ground.invoker.endpoints.values()
             await eventually(lambda: station.queue.convicted, "the handler is convicted")
             calm = True
             idents = [await it.send("greeter/bad") for _ in range(4)]
 
             async def why(ident: InvocationId) -> str:
-                url = f"{it.node.admin_url}/invocations/{format_id(ident)}"
+                url = f"{it.node.doors.urls.admin}/invocations/{format_id(ident)}"
                 async with aiohttp.ClientSession() as session, session.get(url) as answer:
                     shown = await answer.json()
                 assert shown["status"] == "running"

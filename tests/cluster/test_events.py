@@ -25,7 +25,7 @@ def story(found: list[dict[str, Any]]) -> list[tuple[str, int]]:
 
 
 def url_of(seat: Seat) -> str:
-    return f"http://127.0.0.1:{seat.node.admin.port}"
+    return f"http://127.0.0.1:{seat.node.doors.admin.port}"
 
 
 # -- one node
@@ -33,14 +33,16 @@ def url_of(seat: Seat) -> str:
 
 def test_the_life_of_an_invocation_is_told_in_order(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
-        async with watching(at.node.admin_url, kinds="invocation") as watcher:
+        async with watching(at.node.doors.urls.admin, kinds="invocation") as watcher:
             id_ = await at.send("agent/wait")
             first = await watcher.invocations(id_, "suspended")
             [step] = [
                 each for each in (await at.admin("GET", f"/invocations/{id_}/journal"))[1]["steps"] if each["index"]
             ]
             await at.ask(
-                "POST", f"{at.node.ingress_url}/holdfast/awakeables/{step['argument']['id']}/resolve", data=b'"yes"'
+                "POST",
+                f"{at.node.doors.urls.ingress}/holdfast/awakeables/{step['argument']['id']}/resolve",
+                data=b'"yes"',
             )
             rest = await watcher.invocations(id_, "completed")
 
@@ -57,7 +59,7 @@ def test_the_life_of_an_invocation_is_told_in_order(tmp_path: Path) -> None:
 
 def test_failures_pauses_and_ends_are_told(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
-        async with watching(at.node.admin_url, kinds="invocation") as watcher:
+        async with watching(at.node.doors.urls.admin, kinds="invocation") as watcher:
             failing = await at.send("flaky/fail")
             assert story(await watcher.invocations(failing, "backing-off"))[-1] == ("backing-off", 1)
             await at.admin("POST", f"/invocations/{failing}/pause")
@@ -77,7 +79,7 @@ def test_failures_pauses_and_ends_are_told(tmp_path: Path) -> None:
 
 def test_a_queue_behind_a_key_is_told(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
-        async with watching(at.node.admin_url, service="counter") as watcher:
+        async with watching(at.node.doors.urls.admin, service="counter") as watcher:
             holder = await at.send("counter/k/wait")
             await watcher.invocations(holder, "suspended")
             behind = await at.send("counter/k/add")
@@ -102,7 +104,7 @@ FILTERS = {
 @pytest.mark.parametrize(("name", "value"), FILTERS.items())
 def test_a_filter_leaves_out_other_invocations(tmp_path: Path, name: str, value: str) -> None:
     async def scenario(at: Serving) -> None:
-        async with watching(at.node.admin_url, **{name: value}) as watcher:
+        async with watching(at.node.doors.urls.admin, **{name: value}) as watcher:
             for path in ("echo/say", "agent/wait", "counter/k/add", "counter/k/wait", "counter/other/add"):
                 await at.send(path)
             last = await at.send("counter/k/wait" if name == "key" else "agent/wait")
@@ -120,7 +122,7 @@ def test_one_invocation_is_watched_by_its_id(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
         id_ = await at.send("agent/wait")
         await at.reaches(id_, "suspended")
-        async with watching(at.node.admin_url, id=id_, kinds="invocation") as watcher:
+        async with watching(at.node.doors.urls.admin, id=id_, kinds="invocation") as watcher:
             await at.call("echo/say")
             await at.admin("POST", f"/invocations/{id_}/kill")
 
@@ -154,7 +156,7 @@ def test_a_wrong_request_is_refused_with_the_reason(tmp_path: Path, query: str, 
 def test_changes_of_deployments_and_of_their_health_are_told(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
         await at.call("echo/say")
-        async with watching(at.node.admin_url, kinds="deployments") as watcher:
+        async with watching(at.node.doors.urls.admin, kinds="deployments") as watcher:
             other = FakeEndpoint({"late/say": HANDLERS["echo/say"]})
             await other.start()
             await at.admin("POST", "/deployments", json={"uri": other.uri})
@@ -174,14 +176,14 @@ def test_a_silent_stream_shows_signs_of_life_that_move_its_place(
     monkeypatch.setattr(admin_events, "SIGN_OF_LIFE_S", 0.1)
 
     async def scenario(at: Serving) -> None:
-        async with watching(at.node.admin_url, service="nobody", kinds="invocation") as watcher:
+        async with watching(at.node.doors.urls.admin, service="nobody", kinds="invocation") as watcher:
             hello = watcher.id
             await at.call("echo/say")
             reading = asyncio.ensure_future(watcher.next())
             await eventually(lambda: watcher.id != hello, "another id")
             reading.cancel()
 
-        async with watching(at.node.admin_url, after=watcher.id, kinds="invocation") as again:
+        async with watching(at.node.doors.urls.admin, after=watcher.id, kinds="invocation") as again:
             marker = await at.send("agent/wait")
             found = await again.invocations(marker, "suspended")
             assert {each["id"] for each in found} == {marker}
@@ -200,11 +202,11 @@ def test_a_reader_resumes_without_loss_and_without_repetition(tmp_path: Path) ->
         after: str | None = None
         ends: Counter[str] = Counter()
         states: Counter[tuple[str, str, int]] = Counter()
-        async with watching(at.node.admin_url, kinds="invocation") as watcher:
+        async with watching(at.node.doors.urls.admin, kinds="invocation") as watcher:
             after = watcher.id
         ids = await sending
         while len(ends) < 100:
-            async with watching(at.node.admin_url, after=after, kinds="invocation") as watcher:
+            async with watching(at.node.doors.urls.admin, after=after, kinds="invocation") as watcher:
                 assert watcher.seen[0].data["resumed"] is True
                 for _ in range(7):
                     seen = await watcher.next()
@@ -224,14 +226,14 @@ def test_a_reader_resumes_without_loss_and_without_repetition(tmp_path: Path) ->
 
 def test_a_reader_that_comes_back_later_gets_the_newest_state_of_each(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
-        async with watching(at.node.admin_url) as watcher:
+        async with watching(at.node.doors.urls.admin) as watcher:
             pass
         ids = [await at.send("trips/book") for _ in range(5)]
         for id_ in ids:
             await at.reaches(id_, "completed")
         await eventually(lambda: not at.node.serving.feed.readers, "a feed that begins anew")
 
-        async with watching(at.node.admin_url, after=watcher.id) as again:
+        async with watching(at.node.doors.urls.admin, after=watcher.id) as again:
             found = await again.until(lambda each: each.kind == "deployments")
 
         assert [each.kind for each in found] == ["invocation"] * 5 + ["cluster", "deployments"]
@@ -245,12 +247,12 @@ def test_a_reader_that_comes_back_too_late_is_told(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(changes_module, "KEPT_MAX", 64)
 
     async def scenario(at: Serving) -> None:
-        async with watching(at.node.admin_url) as watcher:
+        async with watching(at.node.doors.urls.admin) as watcher:
             pass
         for _ in range(100):
             await at.call("echo/say")
 
-        async with watching(at.node.admin_url, after=watcher.id) as again:
+        async with watching(at.node.doors.urls.admin, after=watcher.id) as again:
             seen = await again.until(lambda each: each.kind == "reset")
             assert "has changed more often than its nodes remember" in seen[-1].data["reason"]
             marker = await at.send("agent/wait")
@@ -261,11 +263,11 @@ def test_a_reader_that_comes_back_too_late_is_told(tmp_path: Path, monkeypatch: 
 
 def test_a_place_in_another_cluster_is_no_place_here(tmp_path: Path) -> None:
     async def elsewhere(at: Serving) -> None:
-        async with watching(at.node.admin_url) as watcher:
+        async with watching(at.node.doors.urls.admin) as watcher:
             places.append(watcher.id)
 
     async def scenario(at: Serving) -> None:
-        async with watching(at.node.admin_url, after=places[0]) as watcher:
+        async with watching(at.node.doors.urls.admin, after=places[0]) as watcher:
             assert watcher.seen[0].data["resumed"] is False
             assert (await watcher.next())[:2] == ("reset", {"reason": "the last event was of another cluster"})
 
@@ -276,12 +278,12 @@ def test_a_place_in_another_cluster_is_no_place_here(tmp_path: Path) -> None:
 
 def test_a_place_before_a_restart_of_the_node_is_resumed_only_if_nothing_was_missed(tmp_path: Path) -> None:
     async def before(at: Serving) -> None:
-        async with watching(at.node.admin_url) as watcher:
+        async with watching(at.node.doors.urls.admin) as watcher:
             places.append(watcher.id)
             await at.call("echo/say")
 
     async def after(at: Serving) -> None:
-        async with watching(at.node.admin_url, after=places[0], kinds="invocation") as watcher:
+        async with watching(at.node.doors.urls.admin, after=places[0], kinds="invocation") as watcher:
             assert (await watcher.next()).kind == "reset"
 
     places: list[str] = []
@@ -318,7 +320,7 @@ def test_the_feed_works_only_while_somebody_watches(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
         feed = at.node.serving.feed
         assert not feed._tasks
-        async with watching(at.node.admin_url), watching(at.node.admin_url):
+        async with watching(at.node.doors.urls.admin), watching(at.node.doors.urls.admin):
             assert feed._tasks and feed.readers == 2
         await eventually(lambda: not feed._tasks and not feed.readers, "nobody")
 
@@ -363,7 +365,7 @@ async def test_every_node_tells_the_same_places(tmp_path: Path) -> None:
 
 async def test_a_reader_resumes_on_another_node_after_the_leader_was_killed(tmp_path: Path) -> None:
     async def scenario(cluster: Any) -> None:
-        number = partition_of(cluster.seats["n1"].node.router.mint("echo", "k"), 3)
+        number = partition_of(cluster.seats["n1"].node.serving.router.mint("echo", "k"), 3)
         leader = await cluster.leader(number)
         other = next(seat for seat in cluster.up() if seat is not leader)
         seen: Counter[tuple[str, str, int]] = Counter()
@@ -394,10 +396,10 @@ async def test_a_reader_resumes_on_another_node_after_the_leader_was_killed(tmp_
 
 async def test_a_node_without_a_replica_follows_one_that_has_it(tmp_path: Path) -> None:
     async def scenario(cluster: Any) -> None:
-        bare = next(seat for seat in cluster.up() if len(seat.node.hosted) < 6)
-        foreign = next(number for number in range(6) if number not in bare.node.hosted)
+        bare = next(seat for seat in cluster.up() if len(seat.node.ground.replicas.hosted) < 6)
+        foreign = next(number for number in range(6) if number not in bare.node.ground.replicas.hosted)
         keys = [f"key {each}" for each in range(200)]
-        mint = bare.node.router.mint
+        mint = bare.node.serving.router.mint
         key = next(each for each in keys if partition_of(mint("echo", each), 6) == foreign)
         async with watching(url_of(bare), kinds="invocation", service="echo") as watcher:
             id_ = format_id(await bare.send("echo/say", b"x", key=key))
@@ -443,7 +445,7 @@ async def test_a_restarted_node_resumes_from_what_another_one_remembers(tmp_path
 
 async def test_streams_are_counted_in_the_metrics(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
-        async with watching(at.node.admin_url):
+        async with watching(at.node.doors.urls.admin):
             text = (await at.admin("GET", "/metrics"))[1].decode()
 
         assert 'holdfast_streams{listener="admin"} 1.0' in text
@@ -460,7 +462,7 @@ def test_with_too_many_partitions_for_a_header_events_have_no_ids(
     monkeypatch.setattr(admin_events, "SIGN_OF_LIFE_S", 0.05)
 
     async def scenario(at: Serving) -> None:
-        async with watching(at.node.admin_url) as watcher:
+        async with watching(at.node.doors.urls.admin) as watcher:
             await asyncio.sleep(0.2)
             id_ = await at.send("agent/wait")
             await watcher.invocations(id_, "suspended")
@@ -478,7 +480,7 @@ def test_twenty_readers_miss_nothing_of_a_burst(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
         async def read(ready: asyncio.Semaphore) -> Counter[str]:
             ends: Counter[str] = Counter()
-            async with watching(at.node.admin_url, kinds="invocation") as watcher:
+            async with watching(at.node.doors.urls.admin, kinds="invocation") as watcher:
                 ready.release()
                 while len(ends) < 2000:
                     seen = await watcher.next()

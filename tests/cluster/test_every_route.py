@@ -213,8 +213,8 @@ async def test_secrets_are_in_no_log_metric_error_or_trace(tmp_path: Path, caplo
             "/no/such",
         ):
             seen.append(str(await doors.ask("POST", path, token, door="ingress", value=1)))
-        assert world.node.admin is not None
-        admin: Any = world.node.admin.exchange.handler
+        assert world.node.doors.admin is not None
+        admin: Any = world.node.doors.admin.exchange.handler
 
         async def breaks(request: Any) -> Answer:
             raise RuntimeError("a bug")
@@ -223,8 +223,12 @@ async def test_secrets_are_in_no_log_metric_error_or_trace(tmp_path: Path, caplo
         status, answer = await doors.ask("GET", "/cluster", token)
         assert status == 500
         seen += [str(answer), caplog.text, str(describe(world.node.config)), repr(world.node.config)]
-        principal = await world.node.admin.exchange._access.authenticate(f"Bearer {token}")  # type: ignore[union-attr]
-        seen += [repr(principal), repr(world.node.admin.exchange._access), str(vars(world.node.admin.exchange._access))]
+        principal = await world.node.doors.admin.exchange._access.authenticate(f"Bearer {token}")  # type: ignore[union-attr]
+        seen += [
+            repr(principal),
+            repr(world.node.doors.admin.exchange._access),
+            str(vars(world.node.doors.admin.exchange._access)),
+        ]
 
         for secret in (each.rpartition("_")[2] for each in (token, doors.root, stranger)):
             assert not [text[:200] for text in seen if secret in text]
@@ -254,9 +258,9 @@ async def test_a_token_is_not_on_the_command_line_of_a_process(tmp_path: Path) -
         file = tmp_path / "token"
         file.touch(0o600)
         file.write_text(doors.root)
-        assert world.node.admin is not None
+        assert world.node.doors.admin is not None
         arguments = ["--token-file", str(file), "audit", "--follow", "--json"]
-        url = f"http://127.0.0.1:{world.node.admin.port}"
+        url = f"http://127.0.0.1:{world.node.doors.admin.port}"
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "holdfast", *arguments, "--admin-url", url, stdout=asyncio.subprocess.PIPE
         )

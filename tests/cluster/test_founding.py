@@ -44,7 +44,7 @@ async def stop(*nodes: Node) -> None:
 
 
 def waits_for(node: Node) -> str:
-    return node.joining.forming.waits_for if hasattr(node, "joining") else ""
+    return node.ground.joining.forming.waits_for if node.is_open else ""
 
 
 async def give_up(task: asyncio.Task[None]) -> None:
@@ -63,7 +63,7 @@ async def test_a_cluster_forms_only_with_all_its_founders(tmp_path: Path) -> Non
         await nodes["n3"].start()
         await asyncio.gather(*first)
 
-    assert {node.meta.state.partitions for node in nodes.values()} == {1}
+    assert {node.ground.meta.state.partitions for node in nodes.values()} == {1}
     await stop(*nodes.values())
 
 
@@ -142,7 +142,7 @@ async def test_a_node_that_is_no_founder_forms_nothing_and_reports_what_it_waits
 
                 assert response.status == 503
                 assert "n4 is not a founder and waits to be added" in body["message"]
-    assert not start.done() and not joiner.log.host.replicas
+    assert not start.done() and not joiner.ground.log.host.replicas
     await give_up(start)
     await founder.stop()
 

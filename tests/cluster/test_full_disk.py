@@ -23,16 +23,19 @@ from tests.promises.processes import Node, world
 def fill(*seats: Seat) -> None:
     """For the store: it must keep more free space than any disk has."""
     for seat in seats:
-        seat.node.log._store.free_bytes_min = 1 << 60
+        seat.node.ground.log._store.free_bytes_min = 1 << 60
 
 
 def empty(*seats: Seat) -> None:
     for seat in seats:
-        seat.node.log._store.free_bytes_min = 0
+        seat.node.ground.log._store.free_bytes_min = 0
 
 
 async def post(seat: Seat, path: str, data: bytes) -> tuple[int, Any]:
-    async with aiohttp.ClientSession() as session, session.post(f"{seat.node.ingress_url}{path}", data=data) as answer:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{seat.node.doors.urls.ingress}{path}", data=data) as answer,
+    ):
         return answer.status, await answer.json()
 
 
@@ -45,7 +48,7 @@ async def calls_by_http(cluster: Three, count: int) -> None:
 
 async def is_said_to_be_full(seat: Seat, name: str) -> None:
     """Reported by both health pages, the status of the cluster and the metrics, on this node and on every other one."""
-    admin, ingress = seat.node.admin_url, seat.node.ingress_url
+    admin, ingress = seat.node.doors.urls.admin, seat.node.doors.urls.ingress
     async with aiohttp.ClientSession() as http:
         for url in (f"{admin}/health", f"{ingress}/holdfast/health"):
             async with http.get(url) as response:
@@ -69,18 +72,20 @@ async def test_a_node_without_room_hands_its_leaderships_over_and_no_client_noti
         await calls_by_http(cluster, 5)  # From the beginning.
 
         def moved() -> bool:
-            meta = full.node.log.group(1)
-            return not full.node.router.led_here() and not meta.is_leader
+            meta = full.node.ground.log.group(1)
+            return not full.node.serving.router.led_here() and not meta.is_leader
 
         await eventually(moved, "the others lead")
         await calls_by_http(cluster, 5)
         assert all(seat.node.unhealthy() is None for seat in cluster.up()), "every request is served"
-        await eventually(lambda: all(full.name in seat.node.handover.full for seat in cluster.up()), "all know of it")
+        await eventually(
+            lambda: all(full.name in seat.node.serving.handover.full for seat in cluster.up()), "all know of it"
+        )
         for seat in cluster.up():
             await is_said_to_be_full(seat, full.name)
 
         empty(full)
-        await eventually(lambda: full.name not in full.node.handover.full, "room again")
+        await eventually(lambda: full.name not in full.node.serving.handover.full, "room again")
         await calls_by_http(cluster, 5)
 
 
@@ -89,7 +94,9 @@ async def test_a_cluster_without_room_reports_it_and_works_again_when_there_is_s
         await cluster.led()
         seats = cluster.up()
         fill(*seats)
-        await eventually(lambda: all(len(seat.node.handover.full) == 3 for seat in seats), "all know that all are full")
+        await eventually(
+            lambda: all(len(seat.node.serving.handover.full) == 3 for seat in seats), "all know that all are full"
+        )
 
         def all_say_so() -> bool:
             """The first full node may have begun to hand over to one that was not full yet."""
@@ -101,7 +108,7 @@ async def test_a_cluster_without_room_reports_it_and_works_again_when_there_is_s
             assert status == 503 and "full" in answer["message"] and "free space" in answer["hint"], answer
 
         empty(*seats)
-        await eventually(lambda: not any(seat.node.handover.full for seat in seats), "room again")
+        await eventually(lambda: not any(seat.node.serving.handover.full for seat in seats), "room again")
         await calls_by_http(cluster, 3)
 
 
@@ -111,12 +118,12 @@ async def test_a_leader_with_room_refuses_proposals_without_a_majority_that_has_
         leader = await cluster.leader(0)
         others = [seat for seat in cluster.up() if seat is not leader]
         fill(*others)
-        await eventually(lambda: len(leader.node.handover.full) == 2, "the leader knows")
+        await eventually(lambda: len(leader.node.serving.handover.full) == 2, "the leader knows")
         status, answer = await post(leader, "/echo/say", b"1")
         assert status == 503 and "majority" in answer["message"], answer
 
         empty(*others)
-        await eventually(lambda: not leader.node.handover.full, "room again")
+        await eventually(lambda: not leader.node.serving.handover.full, "room again")
         assert await post(leader, "/echo/say", b"1") == (200, 1)
 
 

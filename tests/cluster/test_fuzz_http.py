@@ -45,7 +45,7 @@ def test_nonsense_is_answered_and_never_with_a_500(tmp_path: Path, seed: int, ca
         rng = random.Random(seed)
 
         async def one() -> None:
-            door = rng.choice((at.node.admin_url, at.node.ingress_url))
+            door = rng.choice((at.node.doors.urls.admin, at.node.doors.urls.ingress))
             path = "/".join(rng.choice(WORDS) for _ in range(rng.randint(0, 5)))
             url = URL(f"{door}/{path}{rng.choice(PARAMETERS)}", encoded=True)
             method = rng.choice(("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"))
@@ -65,7 +65,7 @@ def test_nonsense_is_answered_and_never_with_a_500(tmp_path: Path, seed: int, ca
                 assert method == "HEAD" and error.status == 400, (url, error)
                 return
             assert response.status != 500, (method, url, body, caplog.text)
-            if door == at.node.admin_url and response.content_type == "text/plain":
+            if door == at.node.doors.urls.admin and response.content_type == "text/plain":
                 assert response.status == 400, (method, url, body)  # Not HTTP at all: refused below the application.
             elif response.status >= 400 and method != "HEAD":
                 assert {"code", "message", "source", "hint"} <= set(json.loads(body)), (method, url, body)
@@ -86,7 +86,7 @@ def test_torn_and_odd_bytes_on_the_socket_leave_the_node_working(tmp_path: Path)
             b"POST /echo/say HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nIdempotency-Key: a\r\n\r\n"
         )
         whole += b"3\r\nabc\r\n0\r\n\r\n"
-        ports = [int(url.rpartition(":")[2]) for url in (at.node.ingress_url, at.node.admin_url)]
+        ports = [int(url.rpartition(":")[2]) for url in (at.node.doors.urls.ingress, at.node.doors.urls.admin)]
         for number in range(150):
             raw = bytearray(whole)
             for _ in range(rng.randint(0, 4)):

@@ -52,12 +52,12 @@ class Growing:
         return [seat for seat in self.seats.values() if seat.up]
 
     def urls(self) -> list[str]:
-        return [seat.node.ingress_url for seat in self.up()]
+        return [seat.node.doors.urls.ingress for seat in self.up()]
 
     def table(self) -> dict[int, tuple[str, ...]]:
         """The table that all running nodes agree on; empty if they do not agree yet."""
         tables = [
-            {number: each.members for number, each in seat.node.meta.state.membership.table.items()}
+            {number: each.members for number, each in seat.node.ground.meta.state.membership.table.items()}
             for seat in self.up()
         ]
         return tables[0] if all(table == tables[0] for table in tables) else {}
@@ -66,7 +66,7 @@ class Growing:
         return Counter(name for members in self.table().values() for name in members)
 
     async def admin(self, method: str, path: str, at: str = "n1", **more: Any) -> Any:
-        url = self.seats[at].node.admin_url + path
+        url = self.seats[at].node.doors.urls.admin + path
         async with aiohttp.ClientSession() as http, http.request(method, url, **more) as response:
             answer = await response.json()
             assert response.status in (200, 201), answer
@@ -89,7 +89,7 @@ class Growing:
                 bool(table)
                 and {name for members in table.values() for name in members} == {*names}
                 and all(len(members) == min(3, len(names)) for members in table.values())
-                and all({*seat.node.hosted} == held[seat.name] for seat in self.up())
+                and all({*seat.node.ground.replicas.hosted} == held[seat.name] for seat in self.up())
             )
 
         await eventually(there, f"replicas on {names}")
@@ -102,8 +102,10 @@ async def growing(
     cluster = Growing(path, founders, later, **settings)
     await asyncio.gather(*(cluster.seats[name].start() for name in founders))
     await cluster.endpoint.start()
-    await cluster.seats[founders[-1]].node.registry.register(cluster.endpoint.uri)
-    await eventually(lambda: all(seat.node.registry.state.deployments for seat in cluster.up()), "the deployment")
+    await cluster.seats[founders[-1]].node.ground.registry.register(cluster.endpoint.uri)
+    await eventually(
+        lambda: all(seat.node.ground.registry.state.deployments for seat in cluster.up()), "the deployment"
+    )
     try:
         yield cluster
     finally:
@@ -124,7 +126,7 @@ async def test_a_node_serves_partitions_that_it_does_not_hold(tmp_path: Path) ->
         async with Load(lambda: cluster.urls()[-1:]) as load:
             await load.more(60)
 
-        assert load.errors == [] and len(seat.node.hosted) < 4
+        assert load.errors == [] and len(seat.node.ground.replicas.hosted) < 4
         for key, total in load.totals.items():
             shown = await cluster.admin("GET", f"/services/counter/{key}/state", at="n5")
             assert shown["state"] == {"count": total}
@@ -149,7 +151,7 @@ async def test_two_nodes_join_and_one_leaves_while_clients_count(tmp_path: Path)
             await cluster.members_are("n1", "n3", "n4", "n5")
             await load.more(50)
             await cluster.admin("POST", "/cluster/nodes/n2/remove")
-            meta = cluster.seats["n1"].node.meta_group()
+            meta = cluster.seats["n1"].node.ground.meta_group()
             await eventually(lambda: set(meta.status().members) == {"n1", "n3", "n4", "n5"}, "a meta group without n2")
             seat = cluster.seats["n2"]
             seat.up = False
@@ -187,7 +189,7 @@ async def test_nodes_that_are_stopped_when_they_hold_nothing_are_not_missed(tmp_
             cluster.seats[name].up = False
         await asyncio.gather(*(cluster.seats[name].kill() for name in leaving))
 
-        meta = cluster.seats["n1"].node.meta_group()
+        meta = cluster.seats["n1"].node.ground.meta_group()
         await eventually(
             lambda: set(meta.status().members) == {"n1", "n2", "n3"} and meta.leader is not None,
             "a meta group of three",
@@ -210,7 +212,7 @@ async def test_a_newcomer_that_cannot_take_the_meta_group_does_not_keep_others_o
 
         await cluster.add("n3")
 
-        meta = cluster.seats["n1"].node.meta_group()
+        meta = cluster.seats["n1"].node.ground.meta_group()
         await eventually(lambda: "n3" in meta.status().members, "n3 is a member, although n2 came first")
         full.cancel()
         await asyncio.gather(full, return_exceptions=True)
@@ -240,13 +242,13 @@ async def test_a_node_finds_the_cluster_again_when_all_whom_its_settings_name_ar
     async with growing(tmp_path, ("n1",), ("n2", "n3"), replication=2, partitions=1) as cluster:
         await cluster.add("n2")
         first = cluster.seats["n1"]
-        meta = first.node.meta_group()
+        meta = first.node.ground.meta_group()
         await eventually(lambda: meta.transfer("n2") or meta.leader == "n2", "a second member of the meta group")
-        await eventually(lambda: cluster.seats["n2"].node.meta_group().is_leader, "n2 leads it")
+        await eventually(lambda: cluster.seats["n2"].node.ground.meta_group().is_leader, "n2 leads it")
         await cluster.add("n3")  # It does not know n2, which must invite it.
         await cluster.admin("POST", "/cluster/nodes/n1/remove")
-        await eventually(lambda: not first.node.hosted, "nothing left on n1")
-        await eventually(lambda: set(cluster.seats["n2"].node.meta_group().status().members) == {"n2", "n3"})
+        await eventually(lambda: not first.node.ground.replicas.hosted, "nothing left on n1")
+        await eventually(lambda: set(cluster.seats["n2"].node.ground.meta_group().status().members) == {"n2", "n3"})
         first.up = False
         await first.node.stop()
         await asyncio.gather(*(cluster.seats[name].kill() for name in ("n2", "n3")))
@@ -272,11 +274,15 @@ async def test_a_new_member_joins_by_snapshot(tmp_path: Path, source: str, reque
         async with Load(cluster.urls) as load:
             await load.more(30)
             old = cluster.up()
-            await asyncio.gather(*(seat.node.snapshots.keepers[2].create() for seat in old))
-            await eventually(lambda: all(seat.node.hosted[0].group.status().base > 0 for seat in old), "trimmed logs")
-            leader = next(seat for seat in old if seat.node.hosted[0].group.is_leader)
+            await asyncio.gather(*(seat.node.ground.snapshots.keepers[2].create() for seat in old))
+            await eventually(
+                lambda: all(seat.node.ground.replicas.hosted[0].group.status().base > 0 for seat in old), "trimmed logs"
+            )
+            leader = next(seat for seat in old if seat.node.ground.replicas.hosted[0].group.is_leader)
             if stores:
-                await eventually(lambda: leader.node.snapshots.keepers[2].published is not None, "a published snapshot")
+                await eventually(
+                    lambda: leader.node.ground.snapshots.keepers[2].published is not None, "a published snapshot"
+                )
             await cluster.add("n4")
             leaving = next(seat.name for seat in old if seat is not leader)
             await cluster.admin("POST", f"/cluster/nodes/{leaving}/drain?move=true")
@@ -284,8 +290,8 @@ async def test_a_new_member_joins_by_snapshot(tmp_path: Path, source: str, reque
             await load.more(30)
 
         assert load.errors == []
-        assert cluster.seats["n4"].node.snapshots.keepers[2].installs >= 1
-        assert (leader.node.snapshots.bytes_served == 0) == (source == "S3"), "the store spares the leader"
+        assert cluster.seats["n4"].node.ground.snapshots.keepers[2].installs >= 1
+        assert (leader.node.ground.snapshots.bytes_served == 0) == (source == "S3"), "the store spares the leader"
 
 
 async def test_a_node_that_lost_its_state_while_members_changed_takes_part_again(tmp_path: Path) -> None:
@@ -293,9 +299,11 @@ async def test_a_node_that_lost_its_state_while_members_changed_takes_part_again
         async with Load(cluster.urls) as load:
             await load.more(30)
         old = cluster.up()
-        await asyncio.gather(*(seat.node.snapshots.keepers[2].create() for seat in old))
-        await eventually(lambda: all(seat.node.hosted[0].group.status().base > 0 for seat in old), "trimmed logs")
-        leader = next(seat for seat in old if seat.node.hosted[0].group.is_leader)
+        await asyncio.gather(*(seat.node.ground.snapshots.keepers[2].create() for seat in old))
+        await eventually(
+            lambda: all(seat.node.ground.replicas.hosted[0].group.status().base > 0 for seat in old), "trimmed logs"
+        )
+        leader = next(seat for seat in old if seat.node.ground.replicas.hosted[0].group.is_leader)
         away, leaving = (seat for seat in old if seat is not leader)
         await cluster.add("n4")
         await away.kill()
@@ -306,15 +314,20 @@ async def test_a_node_that_lost_its_state_while_members_changed_takes_part_again
 
         await away.start()
 
-        goal = leader.node.hosted[0].group.status().commit
-        await eventually(lambda: 0 in away.node.hosted and away.node.hosted[0].group.status().applied >= goal)
+        goal = leader.node.ground.replicas.hosted[0].group.status().commit
+        await eventually(
+            lambda: (
+                0 in away.node.ground.replicas.hosted
+                and away.node.ground.replicas.hosted[0].group.status().applied >= goal
+            )
+        )
         shown = await cluster.admin("GET", "/services/counter/key 1/state", at=away.name)
         assert load.errors == [] and shown["state"] == {"count": load.totals["key 1"]}
 
 
 def traces(seat: Seat) -> dict[str, list[str]]:
     """Files of partitions on a node's disk, by kind, except tombstones of the log."""
-    log = seat.node.log
+    log = seat.node.ground.log
     snapshots = seat.path / "snapshots" / log.disk
     return {
         "state": sorted(path.name for path in (seat.path / "state").glob("*")),
@@ -368,7 +381,7 @@ async def test_leftovers_of_an_earlier_life_are_deleted_at_the_start(
     async with growing(tmp_path, ("n1", "n2"), replication=1) as cluster:
         await eventually(lambda: sorted(cluster.loads().values()) == [2, 2], "an even share for each")
         seat = cluster.seats["n2"]
-        monkeypatch.setattr(seat.node.replicas, "delete", stuck)
+        monkeypatch.setattr(seat.node.ground.replicas, "delete", stuck)
         await cluster.admin("POST", "/cluster/nodes/n2/drain?move=true")
         await eventually(lambda: not traces(seat)["log"], "the logs forgotten")
         await seat.kill()

@@ -34,7 +34,7 @@ from tests.cluster.harness import Handled, World, eventually, world
 
 
 def reason(it: World, ident: InvocationId) -> str:
-    with it.node.router.partition(ident).state.read() as txn:
+    with it.node.serving.router.partition(ident).state.read() as txn:
         found = queries.last_failure(txn, ident)
     assert found is not None
     return str(found)
@@ -59,7 +59,7 @@ def test_nonsense_in_the_name_of_one_invocation_fails_that_one_alone(tmp_path: P
         async with world(tmp_path) as it:
             endpoint = await it.register({"greeter/bad": held, "greeter/good": held})
             endpoint.options["greeter"] = {"retry": {"initial_ms": 1, "max_interval_ms": 1}}
-            await it.node.registry.register(endpoint.uri, force=True)
+            await it.node.ground.registry.register(endpoint.uri, force=True)
             good = await it.send("greeter/good")
             bad = await it.send("greeter/bad")
 
@@ -90,7 +90,7 @@ def test_millions_of_empty_arrays_pause_the_invocation_that_sent_them_and_no_oth
         async with world(tmp_path) as it:
             endpoint = await it.register({"greeter/bad": held, "greeter/good": held})
             endpoint.options["greeter"] = {"retry": {"initial_ms": 1, "max_interval_ms": 1}}
-            await it.node.registry.register(endpoint.uri, force=True)
+            await it.node.ground.registry.register(endpoint.uri, force=True)
             good = await it.send("greeter/good")
             bad = await it.send("greeter/bad")
             arrays = b"\xdd" + struct.pack(">I", 8_000_000) + b"\x90" * 8_000_000
@@ -105,8 +105,8 @@ def test_millions_of_empty_arrays_pause_the_invocation_that_sent_them_and_no_oth
             # It was restarted on each new stream: the endpoint must have received the newest attempt.
             await eventually(
                 lambda: (
-                    good in it.node.invoker.attempts
-                    and endpoint.attempts[good].epoch == it.node.invoker.attempts[good].epoch
+                    good in it.node.ground.invoker.attempts
+                    and endpoint.attempts[good].epoch == it.node.ground.invoker.attempts[good].epoch
                 )
             )
             endpoint.attempts[good].output(b"undisturbed")
@@ -138,8 +138,10 @@ def test_a_large_message_is_taken_in_slices(tmp_path: Path) -> None:
         async with world(tmp_path) as it:
             await it.register({"greeter/go": held})
             ident = await it.send("greeter/go")
-            await eventually(lambda: it.node.invoker.attempts)
-            stream = it.node.invoker.endpoints[it.node.registry.resolve("greeter", "go").deployment].carrier
+            await eventually(lambda: it.node.ground.invoker.attempts)
+            stream = it.node.ground.invoker.endpoints[
+                it.node.ground.registry.resolve("greeter", "go").deployment
+            ].carrier
             assert isinstance(stream, Stream)
             frames = [StepFrame(ident, 1, i, 17, f"0/now/{i}", ["now"], [0, b"x" * 50]) for i in range(1, 4001)]
             turns = 0
@@ -169,9 +171,9 @@ def test_more_frames_than_were_granted_end_the_stream(tmp_path: Path, monkeypatc
         async with world(tmp_path) as it:
             endpoint = await it.register({"greeter/go": quick, "greeter/hold": held})
             assert await it.call("greeter/go") == [0, b"fine"]
-            deployment = it.node.invoker.endpoints[it.node.registry.resolve("greeter", "go").deployment]
+            deployment = it.node.ground.invoker.endpoints[it.node.ground.registry.resolve("greeter", "go").deployment]
             ident = await it.send("greeter/hold")
-            await eventually(lambda: ident in it.node.invoker.attempts)
+            await eventually(lambda: ident in it.node.ground.invoker.attempts)
 
             await endpoint.say(encode_batch([Intent(ident, 1, 1, "0/x/1", "x")] * 200))
             await eventually(lambda: deployment.offences)
@@ -195,7 +197,9 @@ def test_floods_of_frames_for_unknown_attempts_end_the_stream_with_growing_pause
             pauses = []
             for number in range(1, 4):
                 assert await it.call("greeter/go") == [0, b"fine"]
-                deployment = it.node.invoker.endpoints[it.node.registry.resolve("greeter", "go").deployment]
+                deployment = it.node.ground.invoker.endpoints[
+                    it.node.ground.registry.resolve("greeter", "go").deployment
+                ]
                 for _ in range(20):
                     await endpoint.say(encode_batch([Waiting(InvocationId(os.urandom(16)), 1, [1])] * 100))
                 await eventually(lambda: deployment.offences == number)  # noqa: B023
@@ -231,7 +235,7 @@ def test_an_attempt_that_is_handed_back_for_nothing_is_counted_and_backs_off(tmp
         async with world(tmp_path) as it:
             endpoint = await it.register({"greeter/again": again}, modes=(mode,))
             endpoint.options["greeter"] = {"retry": {"initial_ms": 1, "max_interval_ms": 5, "max_attempts": 7}}
-            await it.node.registry.register(endpoint.uri, force=True)
+            await it.node.ground.registry.register(endpoint.uri, force=True)
 
             ident = await it.send("greeter/again")
 
@@ -286,7 +290,9 @@ def test_redirects_of_an_endpoint_are_never_followed(tmp_path: Path) -> None:
                     await endpoint.start()
                     ident = await it.send("greeter/go")
                     if modes == ("stream",):
-                        deployment = it.node.invoker.endpoints[it.node.registry.resolve("greeter", "go").deployment]
+                        deployment = it.node.ground.invoker.endpoints[
+                            it.node.ground.registry.resolve("greeter", "go").deployment
+                        ]
                         await eventually(lambda: deployment.failures > 1)  # noqa: B023
                         said = deployment.last_error
                     else:
@@ -296,7 +302,7 @@ def test_redirects_of_an_endpoint_are_never_followed(tmp_path: Path) -> None:
                     await endpoint.stop()
                     await endpoint.start()
                     with pytest.raises(EndpointFailed) as refused:
-                        await it.node.protocols.discover(endpoint.uri)
+                        await it.node.ground.protocols.discover(endpoint.uri)
 
                     assert "redirects are not followed" in said
                     assert "redirects are not followed" in refused.value.detail
@@ -315,7 +321,7 @@ def test_nonsense_in_nobodys_name_makes_suspects_of_all_and_pauses_the_one_that_
         async with world(tmp_path) as it:
             endpoint = await it.register({"greeter/bad": held, "greeter/good": held})
             endpoint.options["greeter"] = {"retry": {"initial_ms": 1, "max_interval_ms": 1}}
-            await it.node.registry.register(endpoint.uri, force=True)
+            await it.node.ground.registry.register(endpoint.uri, force=True)
 
             async def nonsense(handled: Handled) -> None:
                 await endpoint.say(b"\xc1")
@@ -350,7 +356,7 @@ def test_a_suspect_that_hangs_holds_up_the_others_for_a_while_and_is_then_believ
         async with world(tmp_path) as it:
             endpoint = await it.register({"greeter/hangs": held}, highest=1)
             endpoint.options["greeter"] = {"retry": {"initial_ms": 1, "max_interval_ms": 1}}
-            await it.node.registry.register(endpoint.uri, force=True)
+            await it.node.ground.registry.register(endpoint.uri, force=True)
             both = [await it.send("greeter/hangs") for _ in range(2)]
 
             def started(losses: int) -> list[InvocationId]:
@@ -398,7 +404,7 @@ def test_an_attempt_at_which_the_endpoint_always_closes_its_stream_is_paused(tmp
 
             endpoint = await it.register({"greeter/bad": leave, "greeter/good": work})
             endpoint.options["greeter"] = {"retry": {"initial_ms": 1, "max_interval_ms": 1}}
-            await it.node.registry.register(endpoint.uri, force=True)
+            await it.node.ground.registry.register(endpoint.uri, force=True)
             good = await it.send("greeter/good")
             await eventually(lambda: endpoint.starts)
             bad = await it.send("greeter/bad")

@@ -282,28 +282,30 @@ async def started(tmp_path: Path, **settings: Any) -> tuple[Node, FakeEndpoint]:
     await node.start()
     endpoint = FakeEndpoint(HANDLERS)
     await endpoint.start()
-    await node.registry.register(endpoint.uri)
+    await node.ground.registry.register(endpoint.uri)
     return node, endpoint
 
 
 async def test_both_clients_call_a_node_over_https(files: Files, tmp_path: Path) -> None:
     node, endpoint = await started(tmp_path, **files.settings("ingress"))
-    assert node.ingress_url.startswith("https://127.0.0.1:") and node.admin_url.startswith("http://")
+    assert node.doors.urls.ingress.startswith("https://127.0.0.1:") and node.doors.urls.admin.startswith("http://")
 
     def blocking() -> Any:
-        with SyncClient(node.ingress_url, ca=str(files.ca)) as client:
+        with SyncClient(node.doors.urls.ingress, ca=str(files.ca)) as client:
             return client.call("counter/add", key="k")
 
-    async with Client(node.ingress_url, ca=files.ca) as client:
+    async with Client(node.doors.urls.ingress, ca=files.ca) as client:
         assert await client.call("counter/add", key="k") == 1
     assert await asyncio.to_thread(blocking) == 2
 
-    async with Client(node.ingress_url) as untrusting:
+    async with Client(node.doors.urls.ingress) as untrusting:
         with pytest.raises(Unreachable, match=r"is not trusted: .*Client\(\.\.\., ca="):
             await untrusting.call("counter/add", key="k")
     with pytest.raises(Unreachable, match="is not trusted"):
-        await asyncio.to_thread(lambda: SyncClient(node.ingress_url).call("counter/add", key="k"))
-    async with Client([node.ingress_url.replace("https", "http"), node.ingress_url], ca=files.ca) as client:
+        await asyncio.to_thread(lambda: SyncClient(node.doors.urls.ingress).call("counter/add", key="k"))
+    async with Client(
+        [node.doors.urls.ingress.replace("https", "http"), node.doors.urls.ingress], ca=files.ca
+    ) as client:
         with pytest.raises(Exception, match="this address speaks HTTPS"):
             await client.call("counter/add", key="k")
     await node.stop()
@@ -325,8 +327,8 @@ async def test_a_new_certificate_breaks_no_connection(
 ) -> None:
     monkeypatch.setattr("holdfast.cluster.certificates.LOOK_S", 0.05)
     node, endpoint = await started(tmp_path, **files.settings("ingress"))
-    assert node.ingress is not None
-    reader, writer = await asyncio.open_connection("127.0.0.1", node.ingress.port, ssl=files.trusting())
+    assert node.doors.ingress is not None
+    reader, writer = await asyncio.open_connection("127.0.0.1", node.doors.ingress.port, ssl=files.trusting())
 
     async def ask() -> bytes:
         writer.write(b"GET /holdfast/health HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -336,7 +338,7 @@ async def test_a_new_certificate_breaks_no_connection(
         return head.split(b"\r\n")[0]
 
     def shown() -> str:
-        return ssl.get_server_certificate(("127.0.0.1", node.ingress.port), ca_certs=str(files.ca))
+        return ssl.get_server_certificate(("127.0.0.1", node.doors.ingress.port), ca_certs=str(files.ca))
 
     assert await ask() == b"HTTP/1.1 200 OK"
     before = await asyncio.to_thread(shown)
@@ -357,11 +359,11 @@ async def test_health_and_metrics_announce_a_certificate_that_expires(files: Fil
     connector = aiohttp.TCPConnector(ssl=files.trusting())
 
     async with aiohttp.ClientSession(connector=connector) as http:
-        async with http.get(f"{node.admin_url}/health") as response:
+        async with http.get(f"{node.doors.urls.admin}/health") as response:
             health = await response.json()
-        async with http.get(f"{node.admin_url}/metrics") as response:
+        async with http.get(f"{node.doors.urls.admin}/metrics") as response:
             metrics = await response.text()
-        async with http.get(f"{node.ingress_url}/holdfast/health") as response:
+        async with http.get(f"{node.doors.urls.ingress}/holdfast/health") as response:
             assert response.status == 200
 
     assert any("(admin) expires on" in each for each in health["warnings"])
@@ -376,8 +378,8 @@ async def test_the_health_check_of_the_image_works_with_and_without_https(files:
     _, *arguments = json.loads(words[1])
 
     def check(node: Node, **environ: str) -> int:
-        assert node.ingress is not None
-        command = [sys.executable, *(word.replace("8080", str(node.ingress.port)) for word in arguments)]
+        assert node.doors.ingress is not None
+        command = [sys.executable, *(word.replace("8080", str(node.doors.ingress.port)) for word in arguments)]
         return subprocess.run(command, env={**os.environ, **environ}, check=False, capture_output=True).returncode
 
     for number, settings in enumerate(({}, files.settings("ingress"))):
@@ -392,7 +394,7 @@ async def test_the_command_line_trusts_a_file_and_shows_a_certificate(files: Fil
     node, endpoint = await started(tmp_path, **files.settings("admin"), admin_tls_client_ca=str(files.ca))
 
     def holdfast(*options: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "holdfast", *options, "services", "list", "--admin-url", node.admin_url]
+        command = [sys.executable, "-m", "holdfast", *options, "services", "list", "--admin-url", node.doors.urls.admin]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
 
@@ -411,7 +413,7 @@ async def test_the_command_line_trusts_a_file_and_shows_a_certificate(files: Fil
 
     def with_profile() -> str:
         environment = {**os.environ, "HOLDFAST_PROFILES": str(tmp_path / "profiles.toml")}
-        given = ["--admin-url", node.admin_url, *trust, "--client-cert-file", cert, "--client-key-file", key]
+        given = ["--admin-url", node.doors.urls.admin, *trust, "--client-cert-file", cert, "--client-key-file", key]
         for arguments in (["profile", "set", "p", *given], ["--profile", "p", "services", "list"]):
             command = [sys.executable, "-m", "holdfast", *arguments]
             done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

@@ -14,7 +14,7 @@ from tests.cluster.test_tokens import HANDLERS, one
 
 
 def keys_of(cluster: Three) -> set[tuple[str, ...]]:
-    return {tuple(key.id for key in seat.node.meta.state.identity.keys) for seat in cluster.up()}
+    return {tuple(key.id for key in seat.node.ground.meta.state.identity.keys) for seat in cluster.up()}
 
 
 async def agreed(cluster: Three, count: int) -> tuple[str, ...]:
@@ -42,18 +42,18 @@ async def test_a_cluster_makes_one_key_that_every_node_knows_and_rotates_it(tmp_
 
 async def test_the_key_survives_a_restart(tmp_path: Path) -> None:
     async with world(tmp_path) as it:
-        keys = await eventually(lambda: it.node.meta.state.identity.keys)
+        keys = await eventually(lambda: it.node.ground.meta.state.identity.keys)
 
         await it.restart()
 
-        assert it.node.meta.state.identity.keys == keys
+        assert it.node.ground.meta.state.identity.keys == keys
         assert keys[0].id == key_id(keys[0].public)
 
 
 async def test_two_clusters_have_two_keys(tmp_path: Path) -> None:
     async with world(tmp_path / "a") as one_cluster, world(tmp_path / "b") as other:
-        mine = await eventually(lambda: one_cluster.node.meta.state.identity.keys)
-        theirs = await eventually(lambda: other.node.meta.state.identity.keys)
+        mine = await eventually(lambda: one_cluster.node.ground.meta.state.identity.keys)
+        theirs = await eventually(lambda: other.node.ground.meta.state.identity.keys)
 
         assert mine[0].public != theirs[0].public and mine[0].private != theirs[0].private
 
@@ -62,7 +62,7 @@ async def test_the_api_shows_public_keys_to_readers_and_lets_administrators_rota
     async with one(tmp_path) as (it, doors):
         reader = (await doors.create("read"))["token"]
         operator = (await doors.create("operate"))["token"]
-        await eventually(lambda: it.node.meta.state.identity.keys)
+        await eventually(lambda: it.node.ground.meta.state.identity.keys)
 
         status, shown = await doors.ask("GET", "/identity", reader)
         refused, _ = await doors.ask("POST", "/identity/rotate", operator, value={})

@@ -60,7 +60,7 @@ def test_a_suspended_invocation_continues_when_its_sleep_is_over(tmp_path: Path)
             ident = await it.send("greeter/sleep")
             begun = time.monotonic()
             await it.reaches(ident, Status.SUSPENDED)
-            assert not it.node.invoker.attempts, "a suspended invocation is nothing in memory"
+            assert not it.node.ground.invoker.attempts, "a suspended invocation is nothing in memory"
 
             assert await it.completed(ident) == [0, b"awake"]
 
@@ -135,7 +135,7 @@ def test_a_cancelled_invocation_is_informed(tmp_path: Path) -> None:
             ident = await it.send("greeter/go")
             await eventually(lambda: (record := it.record(ident)) is not None and record.pending)
 
-            await it.node.router.submit(ident, Cancel(ident))
+            await it.node.serving.router.submit(ident, Cancel(ident))
 
             assert (await it.completed(ident))[3] == "Cancelled"
 
@@ -193,7 +193,7 @@ def test_a_result_that_no_log_takes_pauses_the_invocation_with_a_reason(tmp_path
             ident = await it.send("greeter/go")
 
             await it.reaches(ident, Status.PAUSED)
-            with it.node.router.partition(ident).state.read() as txn:
+            with it.node.serving.router.partition(ident).state.read() as txn:
                 failure = queries.last_failure(txn, ident)
             assert failure is not None and failure.kind == "TooLarge"
 
@@ -213,7 +213,7 @@ def test_an_output_after_a_step_that_the_log_refuses_completes_nothing(tmp_path:
             record = await eventually(lambda: (found := it.record(ident)) and found.status != Status.RUNNING and found)
 
             assert record.status == Status.PAUSED
-            with it.node.router.partition(ident).state.read() as txn:
+            with it.node.serving.router.partition(ident).state.read() as txn:
                 failure = queries.last_failure(txn, ident)
             assert failure is not None and failure.kind == "TooLarge"
 

@@ -92,16 +92,16 @@ def test_a_call_of_a_handler_unknown_to_the_node_waits_until_it_is_known(tmp_pat
                     raise NotLeader(None)
                 await it.register({"late/say": echo})
 
-            it.node.invoker.fresh = fresh
+            it.node.ground.invoker.fresh = fresh
 
             ident = await it.send("caller/go")
 
             assert await it.completed(ident) == [0, b"there you are"]
             assert asked == 2
-            with it.node.router.partition(ident).state.read() as txn:
+            with it.node.serving.router.partition(ident).state.read() as txn:
                 steps = [unpack_step(raw) for raw in queries.journal(txn, ident, 1, 3)]
             assert [step.op for step in steps] == [Op.CALL, Op.RUN]
-            assert it.node.invoker.staging_bytes == 0
+            assert it.node.ground.invoker.staging_bytes == 0
 
     asyncio.run(run())
 
@@ -110,20 +110,20 @@ def test_an_invocation_of_a_service_not_yet_known_to_the_node_is_not_reported_as
     async def run() -> None:
         async with world(tmp_path) as it:
             await it.register({"greeter/go": echo})
-            asked, find = 0, it.node.registry.find
+            asked, find = 0, it.node.ground.registry.find
 
             async def fresh() -> None:
                 nonlocal asked
                 asked += 1
 
-            it.node.registry.find = lambda *where: find(*where) if asked else None  # type: ignore[method-assign]
-            it.node.invoker.fresh = fresh
+            it.node.ground.registry.find = lambda *where: find(*where) if asked else None  # type: ignore[method-assign]
+            it.node.ground.invoker.fresh = fresh
 
             ident = await it.send("greeter/go")
 
             assert await it.completed(ident) == [0, b""]
             assert asked == 1
-            with it.node.router.partition(ident).state.read() as txn:
+            with it.node.serving.router.partition(ident).state.read() as txn:
                 assert queries.last_failure(txn, ident) is None
 
     asyncio.run(run())
@@ -171,7 +171,7 @@ def test_a_send_to_an_unregistered_handler_is_retried_until_it_is_registered(tmp
             record = await eventually(lambda: (found := it.record(ident)) and found.status != Status.RUNNING and found)
 
             assert record.status == Status.BACKING_OFF
-            with it.node.router.partition(ident).state.read() as txn:
+            with it.node.serving.router.partition(ident).state.read() as txn:
                 failure = queries.last_failure(txn, ident)
             assert failure is not None and "there is no handler sink/drop" in failure.message
             await it.register({"sink/drop": sink})
@@ -192,8 +192,8 @@ def test_an_unserved_invocation_is_not_forgotten_when_its_log_is_busy(tmp_path: 
             ident = await it.send("greeter/go")
             pinned = (await it.reaches(ident, Status.SUSPENDED)).deployment
             assert pinned is not None
-            await it.node.registry.remove(pinned, force=True)
-            partition = it.node.router.partition(ident)
+            await it.node.ground.registry.remove(pinned, force=True)
+            partition = it.node.serving.router.partition(ident)
             submit = partition.submit
             refused: list[Command] = []
 

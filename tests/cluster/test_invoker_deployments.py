@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cluster import node as cluster_node
+from holdfast.cluster import ground as cluster_ground
 from holdfast.cluster.handlers.dispatch import Limits
 from holdfast.cluster.registry.machine import Target
 from holdfast.log.errors import NotLeader
@@ -21,7 +21,7 @@ from tests.cluster.harness import Handled, echo, eventually, world
 def test_invocations_that_wait_for_a_dead_deployment_move_to_the_next_one_unless_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_node, "Limits", partial(Limits, waiting=5))
+    monkeypatch.setattr(cluster_ground, "Limits", partial(Limits, waiting=5))
 
     async def run() -> None:
         async with world(tmp_path) as it:
@@ -53,15 +53,15 @@ def test_nothing_is_left_of_a_removed_deployment(tmp_path: Path) -> None:
             busy = await it.register({"busy/go": slow})
             ident = await it.send("busy/go")
             await eventually(lambda: busy.starts)
-            assert len(it.node.invoker.endpoints) == 2
+            assert len(it.node.ground.invoker.endpoints) == 2
 
-            for deployment in list(it.node.registry.state.deployments):
-                await it.node.registry.remove(deployment, force=True)
+            for deployment in list(it.node.ground.registry.state.deployments):
+                await it.node.ground.registry.remove(deployment, force=True)
 
-            await eventually(lambda: len(it.node.invoker.endpoints) == 1, "the quiet one is gone")
+            await eventually(lambda: len(it.node.ground.invoker.endpoints) == 1, "the quiet one is gone")
             hold.set()
             assert await it.completed(ident) == [0, b""], "what runs may end"
-            await eventually(lambda: not it.node.invoker.endpoints, "the busy one is gone")
+            await eventually(lambda: not it.node.ground.invoker.endpoints, "the busy one is gone")
 
     asyncio.run(run())
 
@@ -103,11 +103,11 @@ def test_an_invocation_whose_deployment_was_removed_waits_for_an_operator(tmp_pa
             pinned = (await it.reaches(ident, Status.SUSPENDED)).deployment
             assert pinned is not None
             await it.register({"greeter/go": sleeper})
-            await it.node.registry.remove(pinned, force=True)
+            await it.node.ground.registry.remove(pinned, force=True)
 
             await it.reaches(ident, Status.PAUSED)
-            newest = it.node.registry.resolve("greeter", "go").deployment
-            await it.node.router.submit(ident, Resume(ident, newest))
+            newest = it.node.ground.registry.resolve("greeter", "go").deployment
+            await it.node.serving.router.submit(ident, Resume(ident, newest))
 
             assert await it.completed(ident) == [0, b"moved"]
 
@@ -127,7 +127,7 @@ def test_an_invocation_of_a_deployment_unknown_to_the_node_waits_until_it_is_kno
         async with world(tmp_path) as it:
             await it.register({"greeter/go": sleeper})
             asked = 0
-            target = it.node.registry.target
+            target = it.node.ground.registry.target
 
             async def fresh() -> None:
                 nonlocal asked
@@ -138,8 +138,8 @@ def test_an_invocation_of_a_deployment_unknown_to_the_node_waits_until_it_is_kno
             def heard(deployment: str, service: str, handler: str) -> Target | None:
                 return target(deployment, service, handler) if asked > 1 else None
 
-            it.node.registry.target = heard  # type: ignore[method-assign]
-            it.node.invoker.fresh = fresh
+            it.node.ground.registry.target = heard  # type: ignore[method-assign]
+            it.node.ground.invoker.fresh = fresh
 
             ident = await it.send("greeter/go")
 

@@ -83,7 +83,7 @@ def test_an_error_of_the_node_costs_an_attempt_and_not_an_invocation(tmp_path: P
     async def run() -> None:
         async with world(tmp_path, attempts_max=1) as it:
             await it.register({"greeter/go": slow, "caller/go": caller, "kv:object/put:exclusive": slow})
-            invoker, router = it.node.invoker, it.node.router
+            invoker, router = it.node.ground.invoker, it.node.serving.router
             build, submit_to = invoker.build, router.submit_to
             failed: list[str] = []
 
@@ -145,7 +145,7 @@ def test_nonsense_ends_the_stream_and_fails_its_attempts(tmp_path: Path, raw: by
         async with world(tmp_path) as it:
             endpoint = await it.register({"greeter/go": once})
             endpoint.options["greeter"] = {"retry": {"initial_ms": 20}}
-            await it.node.registry.register(endpoint.uri, force=True)
+            await it.node.ground.registry.register(endpoint.uri, force=True)
             ident = await it.send("greeter/go")
             await eventually(lambda: endpoint.starts)
 
@@ -178,7 +178,7 @@ def test_a_silent_handler_is_asked_to_suspend_and_then_given_up(tmp_path: Path) 
                 "abort_timeout_ms": 100,
                 "retry": {"initial_ms": 10},
             }
-            await it.node.registry.register(endpoint.uri, force=True)
+            await it.node.ground.registry.register(endpoint.uri, force=True)
 
             outcome = await it.call("greeter/go")
 
@@ -224,7 +224,7 @@ def test_a_stream_that_is_ended_twice_sends_one_goodbye(tmp_path: Path, recwarn:
             await it.register({"greeter/echo": echo})
             for turns in range(8):
                 await it.call("greeter/echo", b"1")
-                (endpoint,) = it.node.invoker.endpoints.values()
+                (endpoint,) = it.node.ground.invoker.endpoints.values()
                 stream = endpoint.carrier
                 assert isinstance(stream, Stream)
                 stream._end("the first time")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cluster import node as cluster_node
+from holdfast.cluster import ground as cluster_ground
 from holdfast.cluster.handlers.dispatch import Limits
 from holdfast.cluster.leading import leadership as cluster_leader
 from holdfast.sdk.frames import (
@@ -82,7 +82,7 @@ def test_no_more_attempts_run_at_a_time_than_a_deployment_may_have(tmp_path: Pat
                 await it.completed(ident)
 
             assert 1 <= most <= 4
-            endpoint = next(iter(it.node.invoker.endpoints.values()))
+            endpoint = next(iter(it.node.ground.invoker.endpoints.values()))
             assert endpoint.queue.is_idle
 
     asyncio.run(run())
@@ -98,7 +98,7 @@ def test_invocations_beyond_the_bound_of_the_queue_are_found_in_the_state_again(
 
     async def run() -> None:
         async with world(tmp_path, attempts_max=2) as it:
-            it.node.invoker.limits = it.node.invoker.limits._replace(waiting=3)
+            it.node.ground.invoker.limits = it.node.ground.invoker.limits._replace(waiting=3)
             await it.register({"greeter/go": slow})
             idents = [await it.send("greeter/go") for _ in range(60)]
             await asyncio.sleep(0.5)
@@ -117,7 +117,7 @@ def test_invocations_beyond_the_bound_of_the_queue_are_found_in_the_state_again(
 def test_a_full_queue_of_a_dead_endpoint_does_not_keep_a_new_leader_from_finding_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_node, "Limits", partial(Limits, waiting=5))
+    monkeypatch.setattr(cluster_ground, "Limits", partial(Limits, waiting=5))
     monkeypatch.setattr(cluster_leader, "SLICE", 4)
     monkeypatch.setattr(cluster_leader, "REDISPATCHES_MAX", 4)
     hold = asyncio.Event()

@@ -60,7 +60,7 @@ def test_a_queue_has_the_holder_and_who_waits_in_their_order(tmp_path: Path) -> 
 def test_promises_of_a_workflow_are_shown_with_their_outcomes(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
         await at.reaches(await at.send("signup/ann/run"), "suspended")
-        resolve = f"{at.node.ingress_url}/holdfast/workflow/signup/ann/promises/extra/resolve"
+        resolve = f"{at.node.doors.urls.ingress}/holdfast/workflow/signup/ann/promises/extra/resolve"
         await at.ask("POST", resolve, data=b'{"by": "eve"}')
 
         _, found = await at.admin("GET", "/services/signup/ann/promises")

@@ -183,11 +183,11 @@ def test_a_leadership_that_ends_frees_everything(tmp_path: Path) -> None:
             endpoint = await it.register({"greeter/echo": echo})
             await endpoint.stop()
             idents = [await it.send("greeter/echo", b"%d" % number) for number in range(10)]
-            (queue,) = it.node.invoker.endpoints.values()
+            (queue,) = it.node.ground.invoker.endpoints.values()
             assert len(queue.queue) == 10
             (partition,) = it.node.partitions
             it.node.serving.leaderships.resign(partition)
-            assert not queue.queue and not it.node.invoker.attempts
+            assert not queue.queue and not it.node.ground.invoker.attempts
 
             it.node.serving.leaderships.lead_or_not(partition)
             await endpoint.start()
@@ -243,16 +243,17 @@ class Cluster:
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 leader = await eventually(
-                    lambda: next((n for n in self.nodes.values() if n.meta_group().is_leader), None)
+                    lambda: next((n for n in self.nodes.values() if n.ground.meta_group().is_leader), None)
                 )
                 try:
-                    await leader.registry.register(endpoint.uri)
+                    await leader.ground.registry.register(endpoint.uri)
                     break
                 except ProposalError:
                     await asyncio.sleep(0.05)
         names = [(service, handler) for service, handler in endpoint.handlers]
         await eventually(
-            lambda: all(node.registry.find(*name) for node in self.nodes.values() for name in names), "the registry"
+            lambda: all(node.ground.registry.find(*name) for node in self.nodes.values() for name in names),
+            "the registry",
         )
 
     async def leader(self, partition: int) -> Node:
@@ -268,13 +269,13 @@ class Cluster:
             while True:
                 node = await self.leader(partition_of(command.id, self.partitions))
                 try:
-                    return await node.router.submit(command.id, command, wait_s=0.1)
+                    return await node.serving.router.submit(command.id, command, wait_s=0.1)
                 except ProposalError:
                     await asyncio.sleep(0.01)
 
     def outcome(self, ident: InvocationId) -> Any:
         for node in self.nodes.values():
-            with node.router.partition(ident).state.read() as txn:
+            with node.serving.router.partition(ident).state.read() as txn:
                 outcome = queries.outcome(txn, ident)
             if outcome is not None:
                 return outcome
@@ -335,7 +336,7 @@ def test_another_node_continues_where_the_leader_was(tmp_path: Path) -> None:
 
             assert {tuple(it.outcome(ident)) for ident in idents} == {(0, b"done")}
             assert sorted(ran) == idents, "what was journaled is not run again"
-            assert not any(attempt.partition.number == 0 for attempt in node.invoker.attempts.values())
+            assert not any(attempt.partition.number == 0 for attempt in node.ground.invoker.attempts.values())
             await endpoint.stop()
 
     asyncio.run(run())
@@ -477,7 +478,7 @@ def test_a_leader_is_at_rest_when_the_steps_of_its_attempts_are_applied(tmp_path
                 accepted = submit(command, waiter)
                 if isinstance(command, Complete):
                     leadership.hold()
-                    seen.append((it.node.invoker.runs(leadership), leadership.quiet()))
+                    seen.append((it.node.ground.invoker.runs(leadership), leadership.quiet()))
                 return accepted
 
             partition.submit = submitted  # type: ignore[method-assign]

@@ -144,7 +144,7 @@ def test_disk_clock_and_state_of_the_node_are_reported(tmp_path: Path) -> None:
         free, used, size = (found.value(f"holdfast_disk_{each}_bytes") for each in ("free", "used", "size"))
 
         assert 0 < free < size and 0 < used < size
-        assert abs(found.value("holdfast_clock_timestamp_seconds") - at.node.clock.wall_s()) < PATIENCE_S
+        assert abs(found.value("holdfast_clock_timestamp_seconds") - at.node.environment.clock.wall_s()) < PATIENCE_S
         assert [each for each in STATES if found.value("holdfast_node_state", state=each)] == ["serving"]
         assert found.value("holdfast_member_state", node=at.node.config.node, state="active") == 1
         at.node.serving.health.stopping()
@@ -165,14 +165,14 @@ def test_elections_leaders_and_due_timers_are_reported(tmp_path: Path) -> None:
         assert found.value("holdfast_partition_outbox_messages") == 0
 
         def due(number: int) -> int:
-            with at.node.hosted[number].state.read() as txn:
-                return queries.due_timers(txn, at.node.clock.now_ms() + 7_200_000, 10)[0]
+            with at.node.ground.replicas.hosted[number].state.read() as txn:
+                return queries.due_timers(txn, at.node.environment.clock.now_ms() + 7_200_000, 10)[0]
 
         await at.send("flaky/fail")
         await eventually(lambda: any(due(partition.number) for partition in at.node.partitions))
         # The leader's clock seems to stand at the time of the retry, an hour ahead, and its alarm has not rung.
         for each in at.node.partitions:
-            each.keep_up_with(at.node.clock.now_ms() + 7_200_000)
+            each.keep_up_with(at.node.environment.clock.now_ms() + 7_200_000)
         found = await scrape(at)
         assert found.value("holdfast_timers_due") == 1
         assert 3000 < found.value("holdfast_timers_behind_seconds") < 4000
@@ -187,16 +187,22 @@ def test_the_time_of_the_newest_backup_outlives_the_node(tmp_path: Path) -> None
         for name in ("place", "nowhere"):
             status, job = await at.admin("POST", "/cluster/backups", json={"to": str(tmp_path / name)})
             assert status == 202, job
-            while (await at.node.backups.show(job["id"]))["status"] == "running":
+            while (await at.node.serving.backups.show(job["id"]))["status"] == "running":
                 await asyncio.sleep(0.01)
         found = await scrape(at)
-        assert abs(found.value("holdfast_backup_newest_timestamp_seconds") - at.node.clock.wall_s()) < PATIENCE_S
+        assert (
+            abs(found.value("holdfast_backup_newest_timestamp_seconds") - at.node.environment.clock.wall_s())
+            < PATIENCE_S
+        )
         assert found.value("holdfast_backups_total", outcome="succeeded") == 1
         assert found.value("holdfast_backups_total", outcome="failed") == 1
 
     async def look(at: Serving) -> None:
         found = await scrape(at)
-        assert abs(found.value("holdfast_backup_newest_timestamp_seconds") - at.node.clock.wall_s()) < PATIENCE_S
+        assert (
+            abs(found.value("holdfast_backup_newest_timestamp_seconds") - at.node.environment.clock.wall_s())
+            < PATIENCE_S
+        )
         assert found.value("holdfast_backups_total", outcome="succeeded") == 0
 
     run(tmp_path, back_up)

@@ -28,8 +28,8 @@ async def three_and(service: Service, path: Path, partitions: int) -> AsyncItera
     await server.start(port=0)
     try:
         async with three(path, COUNTER, partitions=partitions) as cluster:
-            await cluster.seats["n1"].node.registry.register(server.uri)
-            await eventually(lambda: all(seat.node.registry.service(service.name) for seat in cluster.up()))
+            await cluster.seats["n1"].node.ground.registry.register(server.uri)
+            await eventually(lambda: all(seat.node.ground.registry.service(service.name) for seat in cluster.up()))
             await cluster.led()
             yield cluster
     finally:
@@ -86,11 +86,11 @@ class Flows:
 
 def _url(cluster: Three | Growing, number: int) -> str:
     seats = cluster.up()
-    return seats[number % len(seats)].node.ingress_url
+    return seats[number % len(seats)].node.doors.urls.ingress
 
 
 def terms(cluster: Three) -> list[int]:
-    return [max(seat.node.hosted[number].group.term for seat in cluster.up()) for number in range(3)]
+    return [max(seat.node.ground.replicas.hosted[number].group.term for seat in cluster.up()) for number in range(3)]
 
 
 async def test_a_leadership_that_moves_repeats_no_step(tmp_path: Path) -> None:
@@ -107,7 +107,9 @@ async def test_a_leadership_that_moves_repeats_no_step(tmp_path: Path) -> None:
                     turn += 1
                     leader = (await cluster.leader(turn % 3)).node
                     others = [name for name in cluster.seats if name != leader.config.node]
-                    moved += await leader.handover.move(leader.hosted[turn % 3], others[turn % 2], patient=True)
+                    moved += await leader.serving.handover.move(
+                        leader.ground.replicas.hosted[turn % 3], others[turn % 2], patient=True
+                    )
 
         await flows.while_clients_run(cluster, move)
 
@@ -135,7 +137,7 @@ async def test_a_partition_with_a_running_step_is_moved_on_request_but_not_for_b
 
     async with three_and(service, tmp_path, partitions=1) as cluster:
         seat = await cluster.leader(0)
-        handover, partition = seat.node.handover, seat.node.hosted[0]
+        handover, partition = seat.node.serving.handover, seat.node.ground.replicas.hosted[0]
         calling = asyncio.ensure_future(seat.call("long/run"))
         await begun.wait()
         successor = next(name for name in cluster.seats if name != seat.name)
@@ -156,14 +158,18 @@ async def test_nodes_that_stop_at_the_same_time_do_not_hand_back_and_forth(tmp_p
         await cluster.led()
         last = cluster.seats["n3"]
         stopping = [cluster.seats["n1"], cluster.seats["n2"]]
-        terms = {number: (await cluster.leader(number)).node.hosted[number].group.term for number in range(4)}
+        terms = {
+            number: (await cluster.leader(number)).node.ground.replicas.hosted[number].group.term for number in range(4)
+        }
 
         await asyncio.gather(*(seat.node.stop() for seat in stopping))
 
         for seat in stopping:
             seat.up = False
         for number, term in terms.items():
-            assert last.node.hosted[number].group.term <= term + 3, "handed over, and perhaps handed on, once"
+            assert last.node.ground.replicas.hosted[number].group.term <= term + 3, (
+                "handed over, and perhaps handed on, once"
+            )
 
 
 async def test_the_last_two_nodes_stop_without_handing_back_and_forth(tmp_path: Path) -> None:
@@ -173,17 +179,19 @@ async def test_the_last_two_nodes_stop_without_handing_back_and_forth(tmp_path: 
         await cluster.seats["n3"].kill()
         stopping = [cluster.seats["n1"], cluster.seats["n2"]]
         await eventually(
-            lambda: all(any(seat.node.router.leads(number) for seat in stopping) for number in range(4)),
+            lambda: all(any(seat.node.serving.router.leads(number) for seat in stopping) for number in range(4)),
             "leaders among those that are left",
         )
-        terms = {number: (await cluster.leader(number)).node.hosted[number].group.term for number in range(4)}
+        terms = {
+            number: (await cluster.leader(number)).node.ground.replicas.hosted[number].group.term for number in range(4)
+        }
 
         await asyncio.gather(*(seat.node.stop() for seat in stopping))
 
         for seat in stopping:
             seat.up = False
             for number, term in terms.items():
-                assert seat.node.hosted[number].group.term <= term + 3
+                assert seat.node.ground.replicas.hosted[number].group.term <= term + 3
 
 
 async def test_a_change_of_members_repeats_no_step(tmp_path: Path) -> None:
@@ -192,8 +200,8 @@ async def test_a_change_of_members_repeats_no_step(tmp_path: Path) -> None:
     server = Server([flows.service])
     await server.start(port=0)
     async with growing(tmp_path, names) as cluster:
-        await cluster.seats["n1"].node.registry.register(server.uri)
-        await eventually(lambda: all(seat.node.registry.service("flow") for seat in cluster.up()))
+        await cluster.seats["n1"].node.ground.registry.register(server.uri)
+        await eventually(lambda: all(seat.node.ground.registry.service("flow") for seat in cluster.up()))
         for seat in cluster.up():
             await seat.node.serving.controller.stop()  # No other controller changes anything.
         planned = True
@@ -202,18 +210,18 @@ async def test_a_change_of_members_repeats_no_step(tmp_path: Path) -> None:
             nonlocal planned
             for turn in range(8):
                 leader: Node = await eventually(partial(leading, cluster, turn % 4))
-                partition = leader.hosted[turn % 4]
+                partition = leader.ground.replicas.hosted[turn % 4]
                 members, term = {*partition.group.status().members}, partition.group.term
                 leaving = sorted(members - {leader.config.node})[turn % 2]
                 wanted = tuple(sorted({*names} - {leaving}))
-                await leader.handover.change_members(partition, wanted, PATIENCE_S)
+                await leader.serving.handover.change_members(partition, wanted, PATIENCE_S)
                 assert set(partition.group.status().members) == {*wanted}
                 after = await eventually(partial(leading, cluster, turn % 4))
                 planned = planned and after is leader and partition.group.term == term + 1
 
         await flows.while_clients_run(cluster, change)
 
-        hurried = sum(seat.node.handover.hurried for seat in cluster.up())
+        hurried = sum(seat.node.serving.handover.hurried for seat in cluster.up())
         # Otherwise a pause of this machine ended a leadership, or used up the time to wait for it.
         if planned and not hurried:
             assert flows.repeated == {}
@@ -221,5 +229,5 @@ async def test_a_change_of_members_repeats_no_step(tmp_path: Path) -> None:
 
 
 def leading(cluster: Growing, number: int) -> Node | None:
-    leaders = [seat.node for seat in cluster.up() if seat.node.router.leads(number)]
-    return max(leaders, key=lambda node: node.hosted[number].group.term, default=None)
+    leaders = [seat.node for seat in cluster.up() if seat.node.serving.router.leads(number)]
+    return max(leaders, key=lambda node: node.ground.replicas.hosted[number].group.term, default=None)

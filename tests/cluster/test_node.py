@@ -70,13 +70,13 @@ async def post(url: str, body: object = None, **headers: str) -> tuple[int, Any]
 async def serve(it: World, app: App) -> Server:
     server = Server(app.services, suspend_after=0.1)
     await server.start(port=0)
-    await it.node.registry.register(server.uri)
+    await it.node.ground.registry.register(server.uri)
     return server
 
 
 def journaled_runs(it: World, ident: InvocationId) -> list[str]:
     """The effects whose results are in the log."""
-    with it.node.router.partition(ident).state.read() as txn:
+    with it.node.serving.router.partition(ident).state.read() as txn:
         assert queries.load(txn, ident) is not None, "an accepted invocation is lost"
         steps = [unpack_step(raw) for raw in queries.journal(txn, ident, 0, 1000)]
     return [json.loads(step.outcome[1]) for step in steps if step.op == Op.RUN and step.outcome is not None]
@@ -89,11 +89,11 @@ def test_a_request_runs_a_handler_of_the_sdk_and_gets_its_result(tmp_path: Path)
         app = App()
         server = await serve(it, app)
 
-        status, body = await post(f"{it.node.ingress_url}/trips/book", "1")
+        status, body = await post(f"{it.node.doors.urls.ingress}/trips/book", "1")
 
         assert (status, body) == (200, ["1 flight", "1 hotel", "1 car", "1 mail"])
         assert set(app.effects.values()) == {1}
-        assert await post(f"{it.node.ingress_url}/accounts/account%201/total") == (200, 1)
+        assert await post(f"{it.node.doors.urls.ingress}/accounts/account%201/total") == (200, 1)
         await it.stop()
         await server.stop(grace=0.1)
 
@@ -132,7 +132,7 @@ def test_nodes_and_streams_that_die_at_random_moments_lose_and_double_nothing(tm
             outcome = await it.completed(ident)
             assert outcome[0] == 0, outcome
             assert json.loads(outcome[1]) == [f"{number} {what}" for what in ("flight", "hotel", "car", "mail")]
-        totals = [(await post(f"{it.node.ingress_url}/accounts/account%20{n}/total"))[1] for n in range(3)]
+        totals = [(await post(f"{it.node.doors.urls.ingress}/accounts/account%20{n}/total"))[1] for n in range(3)]
         assert sum(totals) == len(idents), "each call was carried out exactly once"
         assert len(app.effects) == 4 * len(idents) and len(frozen) > len(idents)
         assert {name: app.effects[name] for name in frozen} == frozen, "what was in the log ran again"
@@ -149,7 +149,7 @@ def test_a_node_stops_within_seconds_even_if_its_handlers_hang(tmp_path: Path) -
         app = App()
         server = await serve(it, app)
         stuck = await it.send("trips/hang")
-        waiting = asyncio.create_task(post(f"{it.node.ingress_url}/trips/hang"))
+        waiting = asyncio.create_task(post(f"{it.node.doors.urls.ingress}/trips/hang"))
         await eventually(lambda: len(server.endpoint.attempts) == 2)
 
         begun = time.monotonic()
@@ -191,7 +191,7 @@ def test_a_restarted_handler_resumes_at_the_step_that_did_not_finish(tmp_path: P
         await it.start()
         first = Server([service()])
         await first.start(port=0)
-        await it.node.registry.register(first.uri)
+        await it.node.ground.registry.register(first.uri)
         ident = await it.send("trips/go")
         await eventually(lambda: calls == ["a", "b"])
 

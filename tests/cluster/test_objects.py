@@ -51,14 +51,14 @@ async def test_a_value_goes_to_the_store_once_and_comes_back_to_handlers_and_cli
         id_ = answers[0][2]["x-holdfast-id"]
         shown = await client.admin(f"/invocations/{id_}")
         assert (shown["large_values"], shown["large_bytes"]) == (3, 3 * len(LARGE))
-        it.node.objects.forget()
+        it.node.ground.objects.forget()
         assert (await client.get(f"/holdfast/invocation/{id_}/attach"))[:2] == (200, LARGE)
-        assert it.node.objects.gets == 1
+        assert it.node.ground.objects.gets == 1
         shown = await client.admin("/cluster")
         assert shown["blobs"] == {
             "in": "store", "store": str(store.path), "why_not_in_store": None, "error": None, "lost": 0,
         }  # fmt: skip
-        async with client.http.get(it.node.admin_url + "/metrics") as scraped:
+        async with client.http.get(it.node.doors.urls.admin + "/metrics") as scraped:
             metrics = await scraped.text()
         for line in (
             "holdfast_blobs_stored 1.0", "holdfast_blob_stored_bytes 1.048576e+06", "holdfast_blob_bytes 0.0",
@@ -93,7 +93,7 @@ async def test_a_long_journal_in_the_store_is_replayed_in_order(tmp_path: Path, 
         id_ = await it.send("large/work", OTHER)
         await it.reaches(id_, Status.SUSPENDED)
         assert len(store.values()) == 5
-        it.node.objects.forget()
+        it.node.ground.objects.forget()
 
         status, _, _ = await client.post(f"/holdfast/awakeables/{format_awakeable(id_, 5)}/resolve", LARGE)
 
@@ -115,14 +115,14 @@ async def test_state_in_the_store_is_read_by_handlers_and_operators(tmp_path: Pa
         await it.register({"thing:object/look:exclusive": look})
         value = Random(3).randbytes(5000)
         command = SetState("thing", "k", {"small": b"1", "large": value}, False)
-        await it.node.router.submit_to(0, command)
-        it.node.objects.forget()
+        await it.node.serving.router.submit_to(0, command)
+        it.node.ground.objects.forget()
 
         assert await it.call("thing/look", key="k") == [0, value]
-        it.node.objects.forget()
+        it.node.ground.objects.forget()
         shown = await client.admin("/services/thing/k/state")
         assert shown["complete"] and len(store.values()) == 1
-        keyed = await it.node.reader.keyed("thing", "k")
+        keyed = await it.node.serving.reader.keyed("thing", "k")
         assert keyed.state == {"small": b"1", "large": value}
 
 
@@ -130,10 +130,10 @@ async def test_requests_carry_values_of_the_store_too(tmp_path: Path, store: Pla
     async with storing(tmp_path, store.path) as client:
         it = client.it
         await it.register({"echo/say": echo}, modes=("request-response",))
-        it.node.objects._remember = lambda *_: None  # type: ignore[method-assign]
+        it.node.ground.objects._remember = lambda *_: None  # type: ignore[method-assign]
 
         assert await it.call("echo/say", LARGE) == [0, LARGE]
-        assert it.node.objects.gets >= 2
+        assert it.node.ground.objects.gets >= 2
 
 
 async def test_a_call_to_another_partition_puts_the_value_there_too(tmp_path: Path, store: Place) -> None:
@@ -144,14 +144,14 @@ async def test_a_call_to_another_partition_puts_the_value_there_too(tmp_path: Pa
     async with storing(tmp_path, store.path, partitions=4) as client:
         it = client.it
         await it.register({"relay:object/go:exclusive": relay, "echo:object/say:exclusive": echo})
-        it.node.objects._remember = lambda *_: None  # type: ignore[method-assign]
-        there = partition_of(it.node.router.mint("echo", "there"), 4)
+        it.node.ground.objects._remember = lambda *_: None  # type: ignore[method-assign]
+        there = partition_of(it.node.serving.router.mint("echo", "there"), 4)
         keys = [str(number) for number in range(40)]
-        key = next(k for k in keys if partition_of(it.node.router.mint("relay", k), 4) != there)
+        key = next(k for k in keys if partition_of(it.node.serving.router.mint("relay", k), 4) != there)
 
         assert await it.call("relay/go", LARGE, key=key) == [0, LARGE]
 
-        here = partition_of(it.node.router.mint("relay", key), 4)
+        here = partition_of(it.node.serving.router.mint("relay", key), 4)
         assert [len(store.values(number)) for number in range(4)] == [int(n in (here, there)) for n in range(4)]
         check(it)
 
@@ -168,11 +168,11 @@ async def test_a_store_that_is_down_holds_up_no_write_and_is_used_again(tmp_path
         status, body, _ = await client.post("/echo/say", LARGE)
 
         assert (status, body == LARGE) == (200, True)
-        assert rows(it.node.partitions[0], tables.CHUNK) == 4 and it.node.objects.fallbacks == 1
+        assert rows(it.node.partitions[0], tables.CHUNK) == 4 and it.node.ground.objects.fallbacks == 1
         shown = await client.admin("/cluster")
         assert shown["blobs"]["in"] == "log" and "does not exist" in shown["blobs"]["why_not_in_store"]
         assert (await client.post("/echo/say", OTHER))[:2] == (200, OTHER)
-        assert it.node.objects.fallbacks == 1, "what is known to fail is not tried"
+        assert it.node.ground.objects.fallbacks == 1, "what is known to fail is not tried"
 
         store.bring_back()
         await usable(it.node)
@@ -200,7 +200,7 @@ async def test_a_store_that_hangs_holds_up_a_write_for_a_bounded_time(
         monkeypatch.setattr(objects, "PUT_S", 0.2)
         try:
             assert (await client.post("/echo/say", LARGE))[:2] == (200, LARGE)
-            assert rows(it.node.partitions[0], tables.CHUNK) == 4 and it.node.objects.fallbacks == 1
+            assert rows(it.node.partitions[0], tables.CHUNK) == 4 and it.node.ground.objects.fallbacks == 1
         finally:
             hangs.set()
         await eventually(lambda: len(store.values()) == 1, "what came too late, and nobody refers to")
@@ -223,7 +223,7 @@ async def test_an_attempt_waits_for_a_store_that_is_down_and_nothing_is_counted_
         id_ = await it.send("echo/once", LARGE)
         await reached.wait()
         store.take_away()
-        it.node.objects.forget()
+        it.node.ground.objects.forget()
         endpoint.cut()
 
         record = await it.reaches(id_, Status.BACKING_OFF)
@@ -235,7 +235,7 @@ async def test_an_attempt_waits_for_a_store_that_is_down_and_nothing_is_counted_
         assert (await it.call("echo/say", b"small")) == [0, b"small"], "nobody else waits for it"
         store.bring_back()
         outcome = await it.completed(id_)
-        assert await it.node.reader.value(id_, outcome[1]) == LARGE
+        assert await it.node.serving.reader.value(id_, outcome[1]) == LARGE
         record = await it.reaches(id_, Status.COMPLETED)
         assert record.failures_total == 0
         assert (await client.admin("/cluster"))["blobs"]["error"] is None
@@ -247,7 +247,7 @@ async def test_a_client_gets_retry_after_while_the_store_is_down(tmp_path: Path,
         await it.register({"echo/say": echo})
         _, _, headers = await client.post("/echo/say", LARGE)
         path = f"/holdfast/invocation/{headers['x-holdfast-id']}/output"
-        it.node.objects.forget()
+        it.node.ground.objects.forget()
         store.take_away()
 
         status, body, headers = await client.get(path)
@@ -274,15 +274,15 @@ async def test_a_slow_value_delays_no_other_attempt_on_its_stream(
 
         monkeypatch.setattr(DirectoryStore, "read", slow)
         monkeypatch.setattr(objects, "GET_S", 3600.0)
-        it.node.objects._remember = lambda *_: None  # type: ignore[method-assign]
+        it.node.ground.objects._remember = lambda *_: None  # type: ignore[method-assign]
         try:
             id_ = await it.send("echo/say", LARGE)
-            await eventually(lambda: it.node.objects._getting, "a value that is being fetched")
+            await eventually(lambda: it.node.ground.objects._getting, "a value that is being fetched")
             assert await it.call("echo/say", b"small") == [0, b"small"]
-            attempt = it.node.invoker.attempts[id_]
+            attempt = it.node.ground.invoker.attempts[id_]
             attempt.last_frame_at -= 1e6
-            it.node.invoker._sweeper.cancel()
-            it.node.invoker._sweep()
+            it.node.ground.invoker._sweeper.cancel()
+            it.node.ground.invoker._sweep()
             assert not attempt.asked_at, "it is we who let it wait"
         finally:
             comes.set()
@@ -297,7 +297,7 @@ async def test_values_are_fetched_for_a_stream_as_it_sends_them(
         it = client.it
         await it.register({"echo/say": echo})
         assert await it.call("echo/say", b"small") == [0, b"small"]
-        [endpoint] = it.node.invoker.endpoints.values()
+        [endpoint] = it.node.ground.invoker.endpoints.values()
         stream = endpoint.carrier
         assert isinstance(stream, Stream)
         encoded, reads, most = stream._encoded, asyncio.Event(), 0
@@ -315,7 +315,7 @@ async def test_values_are_fetched_for_a_stream_as_it_sends_them(
 
         for number, id_ in enumerate(ids):
             outcome = await it.completed(id_)
-            assert await it.node.reader.value(id_, outcome[1]) == LARGE[number:]
+            assert await it.node.serving.reader.value(id_, outcome[1]) == LARGE[number:]
         assert most <= large.FETCHED_BYTES_MAX
         await eventually(lambda: stream._fetches._bytes == 0 and not stream._behind, "nothing held")
 
@@ -330,7 +330,7 @@ async def test_a_lost_value_pauses_the_invocation_until_an_operator_brings_it_ba
     monkeypatch.setattr(objects, "SECOND_LOOK_S", 0.01)
     async with storing(tmp_path, store.path) as client:
         it = client.it
-        it.node.objects._remember = lambda *_: None  # type: ignore[method-assign]
+        it.node.ground.objects._remember = lambda *_: None  # type: ignore[method-assign]
         reached = asyncio.Event()
 
         async def once_more(handled: Handled) -> None:
@@ -342,8 +342,8 @@ async def test_a_lost_value_pauses_the_invocation_until_an_operator_brings_it_ba
         endpoint = await it.register({"echo/once": once_more})
         id_ = await it.send("echo/once", LARGE)
         await reached.wait()
-        assert isinstance(it.node.clock, MovedClock)
-        it.node.clock.ahead_ms += objects.SETTLED_MS
+        assert isinstance(it.node.environment.clock, MovedClock)
+        it.node.environment.clock.ahead_ms += objects.SETTLED_MS
         if how == "missing":
             store.value.rename(tmp_path / "lost")
             lost = next(iter(store.path.glob("blobs/*/0000")))
@@ -364,7 +364,7 @@ async def test_a_lost_value_pauses_the_invocation_until_an_operator_brings_it_ba
             (tmp_path / "lost").rename(lost / name)
         else:
             lost.write_bytes(LARGE)
-        await it.node.router.submit(id_, Resume(id_, None))
+        await it.node.serving.router.submit(id_, Resume(id_, None))
         await it.completed(id_)
 
 
@@ -378,17 +378,17 @@ async def test_an_empty_directory_in_the_place_of_the_store_loses_nothing(
         await it.register({"echo/say": echo})
         _, _, headers = await client.post("/echo/say", LARGE)
         id_ = parse_id(headers["x-holdfast-id"])
-        it.node.objects.forget()
+        it.node.ground.objects.forget()
         store.take_away()
         store.path.mkdir()
         ref = refs.make(LARGE)[0]
 
         with pytest.raises(StoreDown, match="no data of this cluster"):
-            await it.node.reader.value(id_, ref)
+            await it.node.serving.reader.value(id_, ref)
 
         shutil.rmtree(store.path)
         store.bring_back()
-        assert await it.node.reader.value(id_, ref) == LARGE
+        assert await it.node.serving.reader.value(id_, ref) == LARGE
 
 
 async def test_only_an_up_to_date_replica_reports_that_a_value_is_lost(
@@ -400,23 +400,23 @@ async def test_only_an_up_to_date_replica_reports_that_a_value_is_lost(
         await it.register({"echo/say": echo})
         _, _, headers = await client.post("/echo/say", LARGE)
         id_, ref = parse_id(headers["x-holdfast-id"]), refs.make(LARGE)[0]
-        it.node.objects.forget()
+        it.node.ground.objects.forget()
         store.value.unlink()
 
         with pytest.raises(StoreDown, match="not visible in the store yet"):
-            await it.node.reader.value(id_, ref)
-        assert isinstance(it.node.clock, MovedClock)
-        it.node.clock.ahead_ms += objects.SETTLED_MS
+            await it.node.serving.reader.value(id_, ref)
+        assert isinstance(it.node.environment.clock, MovedClock)
+        it.node.environment.clock.ahead_ms += objects.SETTLED_MS
         with pytest.raises(ValueLost):
-            await it.node.reader.value(id_, ref)
+            await it.node.serving.reader.value(id_, ref)
 
-        behind = it.node.reader._ask
+        behind = it.node.serving.reader._ask
 
         async def ask(number: int, question: str, *arguments: Any, fresh: bool = True) -> Any:
             found = await behind(number, question, *arguments, fresh=fresh)
             return None if question == "blob" and fresh else found
 
-        monkeypatch.setattr(it.node.reader, "_ask", ask)
+        monkeypatch.setattr(it.node.serving.reader, "_ask", ask)
         with pytest.raises(Exception, match="no longer exists"):
-            await it.node.reader.value(id_, ref)
-        assert it.node.objects.lost == 1
+            await it.node.serving.reader.value(id_, ref)
+        assert it.node.ground.objects.lost == 1

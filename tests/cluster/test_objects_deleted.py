@@ -45,7 +45,7 @@ async def test_an_object_is_deleted_when_nothing_refers_to_the_value_for_a_while
         await pass_time(it, 120_000)
 
         await eventually(lambda: not store.values() and not gone(it), "no object, and nothing to remember of it")
-        assert it.node.objects.deleted == 1
+        assert it.node.ground.objects.deleted == 1
         check(it)
 
 
@@ -60,7 +60,7 @@ async def test_the_next_leader_deletes_objects_that_could_not_be_deleted(
         store.take_away()
         await it.node.partitions[0].propose(Purge(id_))
         await pass_time(it)
-        await eventually(lambda: it.node.objects.chores.failures, "a failure")
+        await eventually(lambda: it.node.ground.objects.chores.failures, "a failure")
         assert gone(it) == 1
         ahead = it.clock
         await it.kill()
@@ -84,9 +84,9 @@ async def test_a_late_delete_of_a_deposed_leader_is_harmless(tmp_path: Path, sto
         await eventually(lambda: not store.values(), "no object")
         _, _, headers = await client.post("/echo/say", LARGE)
 
-        await it.node.objects.delete(0, [old])
+        await it.node.ground.objects.delete(0, [old])
 
-        it.node.objects.forget()
+        it.node.ground.objects.forget()
         path = f"/holdfast/invocation/{headers['x-holdfast-id']}/attach"
         assert (await client.get(path))[:2] == (200, LARGE) and store.value.name != old
 
@@ -101,8 +101,8 @@ async def test_only_uploaded_but_never_proposed_objects_are_swept(
         await client.post("/echo/say", LARGE)
         kept = store.value
         ref, stored = refs.make(OTHER)
-        assert await it.node.objects.put(0, ref.data, bytes(stored)) is not None
-        sweeper = Janitor(it.node.partitions[0], it.node.objects)
+        assert await it.node.ground.objects.put(0, ref.data, bytes(stored)) is not None
+        sweeper = Janitor(it.node.partitions[0], it.node.ground.objects)
         foreign = kept.with_name("README")
         foreign.write_bytes(b"not ours")
         await sweeper._sweep()
@@ -111,7 +111,7 @@ async def test_only_uploaded_but_never_proposed_objects_are_swept(
         await pass_time(it, janitor.ORPHAN_MS + 60_000)
         await sweeper._sweep()
 
-        assert store.values() == [kept, foreign] and it.node.objects.swept == 1
+        assert store.values() == [kept, foreign] and it.node.ground.objects.swept == 1
         with it.node.partitions[0].state.read() as txn:
             assert queries.place(txn, refs.make(LARGE)[0].data) == kept.name
 
@@ -124,13 +124,13 @@ async def test_an_object_that_is_named_too_late_is_put_again(
         it = client.it
         await it.register({"echo/say": echo})
         slow = Clock()
-        it.node.objects._clock = slow
-        assert isinstance(it.node.clock, MovedClock)
-        it.node.clock.ahead_ms += KEPT_MS
+        it.node.ground.objects._clock = slow
+        assert isinstance(it.node.environment.clock, MovedClock)
+        it.node.environment.clock.ahead_ms += KEPT_MS
 
         assert (await client.post("/echo/say", LARGE))[:2] == (200, LARGE)
 
-        assert rows(it.node.partitions[0], tables.CHUNK) == 4 and it.node.objects.fallbacks == 1
+        assert rows(it.node.partitions[0], tables.CHUNK) == 4 and it.node.ground.objects.fallbacks == 1
         assert any("set the clocks" in record.getMessage() for record in caplog.records)
         assert (await client.post("/echo/say", OTHER))[:2] == (200, OTHER)
         assert len(store.values()) == 1, "not tried again at once"

@@ -75,7 +75,7 @@ async def goes_around(path: Path, url: str, count: Callable[[], int]) -> None:
 def equal_everywhere(cluster: Three) -> bool:
     found = set()
     for seat in cluster.up():
-        partition = seat.node.hosted.get(0)
+        partition = seat.node.ground.replicas.hosted.get(0)
         if partition is None:
             return False
         with partition.state.read() as txn:
@@ -110,14 +110,14 @@ async def test_a_bucket_that_fails_at_writing_and_reading_is_borne(
         unavailable.matches = is_value("PUT")
         proxy.faults.append(unavailable)
         assert (await client.post("/echo/say", OTHER))[:2] == (200, OTHER)
-        assert it.node.objects.fallbacks == 1
+        assert it.node.ground.objects.fallbacks == 1
         proxy.heal()
         await usable(it.node)
 
         _, _, headers = await client.post("/echo/say", LARGE)
-        assert it.node.objects.puts == 1
+        assert it.node.ground.objects.puts == 1
         path = f"/holdfast/invocation/{headers['x-holdfast-id']}/attach"
-        it.node.objects.forget()
+        it.node.ground.objects.forget()
         proxy.faults.append(Fault(matches=is_value("GET"), down=True))
         status, body, answered = await client.get(path)
         assert status == 503 and "Retry-After" in answered and b"s3://" in body
@@ -136,11 +136,11 @@ async def test_directories_that_are_not_the_same_on_all_nodes_are_never_used(tmp
     try:
         await cluster.led()
         node = cluster.seats["n1"].node
-        await eventually(lambda: "a different store" in str(node.objects.why_not()), "a refusal")
+        await eventually(lambda: "a different store" in str(node.ground.objects.why_not()), "a refusal")
 
         assert await cluster.seats["n1"].call("echo/say", LARGE, key="k") == [0, LARGE]
 
-        assert not [*tmp_path.glob("store of */blobs/*/0000")] and node.objects.puts == 0
+        assert not [*tmp_path.glob("store of */blobs/*/0000")] and node.ground.objects.puts == 0
     finally:
         await cluster.stop()
 
@@ -163,7 +163,7 @@ async def test_a_node_that_is_down_does_not_block_the_store_that_it_used_before(
         await first.kill()
         await first.start()
         await cluster.led()
-        await eventually(lambda: "n3 has not confirmed" in str(first.node.objects.why_not()), "a doubt about n3")
+        await eventually(lambda: "n3 has not confirmed" in str(first.node.ground.objects.why_not()), "a doubt about n3")
 
 
 async def test_nothing_is_put_into_the_store_while_a_node_of_an_older_release_is_a_member(
@@ -177,14 +177,14 @@ async def test_nothing_is_put_into_the_store_while_a_node_of_an_older_release_is
         old, new = cluster.seats["n3"].node, cluster.seats["n1"].node
         await all_usable(cluster)
         for seat in cluster.up():
-            seat.node.objects._confirmed.clear()
-        del old.rpc._handlers["blob-mark"]
-        await eventually(lambda: "older release" in str(new.objects.why_not()), "a refusal")
+            seat.node.ground.objects._confirmed.clear()
+        del old.ground.rpc._handlers["blob-mark"]
+        await eventually(lambda: "older release" in str(new.ground.objects.why_not()), "a refusal")
 
         assert await cluster.seats["n1"].call("echo/say", LARGE, key="k") == [0, LARGE]
 
         assert not store.values()
-        old.rpc.serve("blob-mark", old.objects._serve_mark)
+        old.ground.rpc.serve("blob-mark", old.ground.objects._serve_mark)
         await all_usable(cluster)
     finally:
         await cluster.stop()
@@ -200,8 +200,8 @@ async def test_with_blobs_through_the_log_stored_values_are_still_read(tmp_path:
         await it.register({"echo/say": echo})
         assert await it.call("echo/say", OTHER) == [0, OTHER]
         id_ = parse_id(headers["x-holdfast-id"])
-        assert await it.node.reader.value(id_, refs.make(LARGE)[0]) == LARGE
-        assert len(store.values()) == 1 and it.node.objects.why_not() == 'blobs = "log"'
+        assert await it.node.serving.reader.value(id_, refs.make(LARGE)[0]) == LARGE
+        assert len(store.values()) == 1 and it.node.ground.objects.why_not() == 'blobs = "log"'
     finally:
         await it.stop()
 
@@ -210,9 +210,9 @@ async def test_with_blobs_through_the_log_stored_values_are_still_read(tmp_path:
 
 
 async def backed_up(it: World, place: Path) -> None:
-    job = it.node.backups.begin(str(place))
-    await eventually(lambda: it.node.backups.recent()[0]["status"] != "running", f"the backup {job['id']}")
-    assert it.node.backups.recent()[0]["status"] == "succeeded", it.node.backups.recent()[0]
+    job = it.node.serving.backups.begin(str(place))
+    await eventually(lambda: it.node.serving.backups.recent()[0]["status"] != "running", f"the backup {job['id']}")
+    assert it.node.serving.backups.recent()[0]["status"] == "succeeded", it.node.serving.backups.recent()[0]
 
 
 async def test_a_backup_has_the_values_without_the_store(tmp_path: Path, store: Place) -> None:
@@ -226,7 +226,7 @@ async def test_a_backup_has_the_values_without_the_store(tmp_path: Path, store: 
         for partition in it.node.partitions:
             await partition.propose(Purge(second))
         await pass_time(it)
-        it.node.objects.forget()
+        it.node.ground.objects.forget()
         await backed_up(it, backups)
         await eventually(lambda: len(store.values()) <= 2, "what was purged is deleted")
         for partition in it.node.partitions:
@@ -243,7 +243,7 @@ async def test_a_backup_has_the_values_without_the_store(tmp_path: Path, store: 
     await new.start()
     try:
         await new.register({"echo/twice": twice})
-        assert await new.node.reader.value(first, refs.make(LARGE)[0]) == LARGE
+        assert await new.node.serving.reader.value(first, refs.make(LARGE)[0]) == LARGE
         assert gone(new) == 0
         check(new)
         assert await new.call("echo/twice", LARGE) == [0, LARGE]
@@ -260,7 +260,7 @@ async def test_objects_are_not_deleted_while_a_copy_that_refers_to_them_is_made(
         it = client.it
         await it.register({"echo/say": echo})
         id_ = parse_id((await client.post("/echo/say", LARGE))[2]["x-holdfast-id"])
-        copies = it.node.backups.copies
+        copies = it.node.serving.backups.copies
         fill, filling, go = copies._fill, asyncio.Event(), threading.Event()
         loop = asyncio.get_running_loop()
 
@@ -270,15 +270,18 @@ async def test_objects_are_not_deleted_while_a_copy_that_refers_to_them_is_made(
             return fill(*args)
 
         monkeypatch.setattr(copies, "_fill", late)
-        it.node.backups.begin(str(backups))
+        it.node.serving.backups.begin(str(backups))
         await filling.wait()
         await it.node.partitions[0].propose(Purge(id_))
         await pass_time(it)
         assert gone(it) == 1 and len(store.values()) == 1
         go.set()
 
-        await eventually(lambda: it.node.backups.recent()[0]["status"] != "running", "the backup")
-        assert it.node.backups.recent()[0]["status"] == "succeeded" and it.node.backups.recent()[0]["rounds"] == 1
+        await eventually(lambda: it.node.serving.backups.recent()[0]["status"] != "running", "the backup")
+        assert (
+            it.node.serving.backups.recent()[0]["status"] == "succeeded"
+            and it.node.serving.backups.recent()[0]["rounds"] == 1
+        )
         await eventually(lambda: not store.values(), "it is deleted afterwards")
 
 
@@ -293,7 +296,7 @@ async def test_a_copy_whose_objects_are_gone_is_repeated(
         it = client.it
         await it.register({"echo/say": echo})
         id_ = parse_id((await client.post("/echo/say", LARGE))[2]["x-holdfast-id"])
-        partition, copies = it.node.partitions[0], it.node.backups.copies
+        partition, copies = it.node.partitions[0], it.node.serving.backups.copies
         fill, rounds = copies._fill, 0
 
         def deleted_before(*args: Any) -> Any:
@@ -311,4 +314,4 @@ async def test_a_copy_whose_objects_are_gone_is_repeated(
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(copies, "_fill", deleted_before)
         await backed_up(it, backups)
-        assert it.node.backups.recent()[0]["rounds"] == 2
+        assert it.node.serving.backups.recent()[0]["rounds"] == 2

@@ -45,7 +45,7 @@ def test_each_gets_the_answer_to_its_own_command(tmp_path: Path) -> None:
             await it.register({"greeter/echo": echo})
             known = await it.send("greeter/echo")
             await it.completed(known)
-            partition = it.node.router.partition(known)
+            partition = it.node.serving.router.partition(known)
 
             unknown = partition.propose(Purge(InvocationId(b"0" * 16)))
             found = partition.propose(Purge(known))
@@ -101,21 +101,21 @@ def test_bytes_are_bounded_too(tmp_path: Path) -> None:
     async def run() -> None:
         async with world(tmp_path) as it:
             await it.register({"greeter/echo": echo})
-            it.node.invoker.stopping = True  # No attempt should start here.
+            it.node.ground.invoker.stopping = True  # No attempt should start here.
             for partition in it.node.partitions:
                 partition.bounds = partition.bounds._replace(bytes=1_000_000)
             payload = b"x" * 200_000
 
             commands = [it.invoke("greeter/echo", payload) for _ in range(40)]
             answers = await asyncio.gather(
-                *(it.node.router.submit(command.id, command) for command in commands), return_exceptions=True
+                *(it.node.serving.router.submit(command.id, command) for command in commands), return_exceptions=True
             )
 
             assert sum(isinstance(answer, Overloaded) for answer in answers) >= 30
             assert sum(isinstance(answer, Result) for answer in answers) >= 3
             for command, answer in zip(commands, answers, strict=True):
                 assert (it.record(command.id) is not None) == isinstance(answer, Result)
-            it.node.invoker.stopping = False
+            it.node.ground.invoker.stopping = False
 
     asyncio.run(run())
 
@@ -253,7 +253,7 @@ def test_a_rebuilt_state_is_the_same_state(tmp_path: Path, monkeypatch: pytest.M
         await it.register({"greeter/sleep": sleeper, "kv:object/put:exclusive": echo})
         for number in range(30):
             await it.call("kv/put", b"x" * number, key=f"k{number % 5}")
-        it.node.invoker.stopping = True
+        it.node.ground.invoker.stopping = True
         for _ in range(5):
             await it.send("greeter/sleep")
         await asyncio.gather(

@@ -24,12 +24,12 @@ HANDLERS: dict[str, Any] = {"echo/say": echo, "other/say": echo, "box:object/put
 
 async def propose(it: World, *commands: Halt | Release) -> None:
     for command in commands:
-        outcome = await it.node.registry.propose(command)
+        outcome = await it.node.ground.registry.propose(command)
         assert outcome.result.code == 0, outcome
 
 
 async def withheld(it: World, count: int) -> None:
-    await eventually(lambda: len(it.node.invoker.pauses) == count, f"{count} withheld attempts")
+    await eventually(lambda: len(it.node.ground.invoker.pauses) == count, f"{count} withheld attempts")
 
 
 async def test_while_everything_is_paused_nothing_starts_and_then_everything_does(tmp_path: Path) -> None:
@@ -193,14 +193,15 @@ async def test_a_pause_survives_a_restart(tmp_path: Path) -> None:
 async def test_nothing_starts_when_the_leader_is_killed_during_a_pause(tmp_path: Path) -> None:
     async with three(tmp_path, {"box:object/put:exclusive": echo}) as cluster:
         await cluster.led()
-        number = partition_of(cluster.seats["n1"].node.router.mint("box", "k"), 3)
+        number = partition_of(cluster.seats["n1"].node.serving.router.mint("box", "k"), 3)
         leader = await cluster.leader(number)
         await propose(leader, ALL)
         await eventually(
-            lambda: all(seat.node.registry.state.pauses.by_scope for seat in cluster.up()), "the pause on every node"
+            lambda: all(seat.node.ground.registry.state.pauses.by_scope for seat in cluster.up()),
+            "the pause on every node",
         )
         idents = [await leader.send("box/put", b"%d" % each, key="k") for each in range(5)]
-        await eventually(lambda: len(leader.node.invoker.pauses) >= 1, "a withheld attempt")
+        await eventually(lambda: len(leader.node.ground.invoker.pauses) >= 1, "a withheld attempt")
 
         await leader.kill()
         await cluster.leader(number)
@@ -210,7 +211,7 @@ async def test_nothing_starts_when_the_leader_is_killed_during_a_pause(tmp_path:
         await leader.start()
         await cluster.led()
         assert not cluster.endpoint.starts
-        assert leader.node.registry.state.pauses.by_scope.keys() == {EVERYTHING}
+        assert leader.node.ground.registry.state.pauses.by_scope.keys() == {EVERYTHING}
 
         await propose(other, Release("", None))
         assert [await other.completed(ident) for ident in idents] == [[0, b"%d" % each] for each in range(5)]
@@ -239,7 +240,7 @@ async def test_the_api_pauses_explains_and_resumes(tmp_path: Path) -> None:
             (await ask("DELETE", {}))[0],
         ]
         assert refused == [403, 400, 400, 400, 404, 400, 400, 400, 400, 404]
-        assert not it.node.registry.state.pauses.by_scope
+        assert not it.node.ground.registry.state.pauses.by_scope
 
         first, made = await ask("POST", {"service": "flow", "key": "k", "reason": "odd"})
         again, _ = await ask("POST", {"service": "flow", "key": "k", "reason": "odder"})

@@ -187,14 +187,14 @@ async def test_handlers_of_two_protocols_call_each_other(tmp_path: Path) -> None
 
     it = await started(tmp_path, {"trip": trip})
     try:
-        here = (await it.node.registry.register(HERE)).deployment
+        here = (await it.node.ground.registry.register(HERE)).deployment
         native = await it.register({"native/echo": echo})
 
         assert await it.call("here/trip", b"seat") == [0, b"seat 12A"]
 
         assert ran == ["reserve"], "a recorded step does not run again"
         assert here.protocol_name == "in-process"
-        there = it.node.registry.deployment(it.node.registry.resolve("native", "echo").deployment)
+        there = it.node.ground.registry.deployment(it.node.ground.registry.resolve("native", "echo").deployment)
         assert there is not None and (there.uri, there.protocol_name) == (native.uri, NATIVE)
     finally:
         await it.stop()
@@ -212,7 +212,7 @@ async def test_a_failed_attempt_is_retried_whatever_its_protocol(tmp_path: Path)
 
     it = await started(tmp_path, {"try": third_time_lucky})
     try:
-        await it.node.registry.register(HERE)
+        await it.node.ground.registry.register(HERE)
 
         assert await it.call("here/try") == [0, b"3"]
     finally:
@@ -227,7 +227,7 @@ async def test_large_values_are_whole_when_a_protocol_gets_them(tmp_path: Path) 
     large = bytes(range(256)) * 4096
     it = await started(tmp_path, {"double": double})
     try:
-        await it.node.registry.register(HERE)
+        await it.node.ground.registry.register(HERE)
 
         assert await it.call("here/double", large) == [0, large * 2]
     finally:
@@ -241,13 +241,13 @@ async def test_a_node_that_does_not_know_a_protocol_says_so_and_loses_nothing(tm
 
     it = await started(tmp_path, {"sleepy": sleepy})
     try:
-        here = (await it.node.registry.register(HERE)).deployment
+        here = (await it.node.ground.registry.register(HERE)).deployment
         ident = await it.send("here/sleepy")
         await eventually(lambda: (record := it.record(ident)) is not None and record.length == 2, "it sleeps")
         it.protocols = known_protocols
         await it.restart()
 
-        endpoint = await eventually(lambda: it.node.invoker.endpoints.get(here.id), "its endpoint")
+        endpoint = await eventually(lambda: it.node.ground.invoker.endpoints.get(here.id), "its endpoint")
         await eventually(lambda: endpoint.failures > 2, "several tries")
         assert endpoint.health("n").last_error == (
             "the deployment speaks 'in-process', and this node knows only holdfast: run the release here that it was "
@@ -268,7 +268,7 @@ async def test_the_first_protocol_says_why_none_finds_an_endpoint(tmp_path: Path
         with pytest.raises(EndpointFailed, match="is not in this process"):
             await both.discover("http://127.0.0.1:1")
         with pytest.raises(EndpointFailed, match="no Holdfast endpoint answers"):
-            await it.node.protocols.discover("http://127.0.0.1:1")
+            await it.node.ground.protocols.discover("http://127.0.0.1:1")
         await both.close()
 
 

@@ -29,7 +29,7 @@ class OlderSeat(Seat):
                 raise Refused("unknown", "this node does not know 'release'; it may run an older release")
 
             await node_open(node)
-            node.rpc.serve("release", unknown)
+            node.ground.rpc.serve("release", unknown)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(releases, "OURS", releases.BEFORE_LEVELS)  # It may found the cluster, or lead the meta group.
@@ -40,7 +40,7 @@ class OlderSeat(Seat):
 def levels(three: Three) -> set[int]:
     nodes = [seat.node for seat in three.up()]
     partitions = [partition.level for node in nodes for partition in node.partitions]
-    return {*(node.meta.state.level for node in nodes), *partitions}
+    return {*(node.ground.meta.state.level for node in nodes), *partitions}
 
 
 async def test_a_new_cluster_begins_with_the_newest_level(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ async def test_a_new_cluster_begins_with_the_newest_level(tmp_path: Path) -> Non
 
     await it.start()
 
-    assert it.node.meta.state.level == LEVEL
+    assert it.node.ground.meta.state.level == LEVEL
     await eventually(lambda: {partition.level for partition in it.node.partitions} == {LEVEL}, "the level everywhere")
     assert {partition.state.schema for partition in it.node.partitions} == {schema_of(LEVEL)}
     await it.stop()
@@ -61,7 +61,8 @@ async def test_the_level_rises_when_the_last_older_node_is_replaced_and_not_befo
     await three.start(HANDLERS)
     node = three.seats["n1"].node
     known = await eventually(
-        lambda: node.releases.known if len(node.releases.known) == 3 else None, "all releases are known to n1"
+        lambda: node.ground.releases.known if len(node.ground.releases.known) == 3 else None,
+        "all releases are known to n1",
     )
     assert known["n2"] == releases.OURS and known["n3"] == releases.BEFORE_LEVELS
     assert levels(three) == {FIRST}

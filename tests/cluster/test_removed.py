@@ -45,13 +45,13 @@ async def test_a_removed_node_reports_it_over_http_and_after_a_restart(tmp_path:
     """In either direction of dialing: the others drop their links, and requests that need them would get no answer."""
     async with growing(tmp_path, ("n1", "n2", "n3"), partitions=2, replication=1) as cluster:
         cluster.endpoint.add("waiter/wait", never)
-        await cluster.seats[at].node.registry.register(cluster.endpoint.uri, force=True)
+        await cluster.seats[at].node.ground.registry.register(cluster.endpoint.uri, force=True)
         seat = cluster.seats[leaving]
         node = seat.node
-        await eventually(lambda: "waiter" in node.registry.state.offers, "the service")
-        ingress, admin = node.ingress_url, node.admin_url
+        await eventually(lambda: "waiter" in node.ground.registry.state.offers, "the service")
+        ingress, admin = node.doors.urls.ingress, node.doors.urls.admin
         waiting = asyncio.ensure_future(ask("POST", f"{ingress}/waiter/wait"))
-        await eventually(lambda: node.is_serving and node.replies.waiting(), "a client that waits")
+        await eventually(lambda: node.is_serving and node.ground.replies.waiting(), "a client that waits")
 
         await remove(cluster, leaving, at)
         async with asyncio.timeout(PATIENCE_S):
@@ -85,11 +85,12 @@ async def test_a_node_that_was_removed_while_it_was_down_learns_it_when_it_start
         await seat.kill()
         await remove(cluster, leaving, at)
         await eventually(
-            lambda: all(leaving not in each.node.meta_group().status().members for each in cluster.up()), "its end"
+            lambda: all(leaving not in each.node.ground.meta_group().status().members for each in cluster.up()),
+            "its end",
         )
 
         start = asyncio.ensure_future(seat.start())
-        await eventually(lambda: seat.node.removal.why, "somebody tells it")
+        await eventually(lambda: seat.node.ground.removal.why, "somebody tells it")
         status, _, body = await ask("GET", f"http://127.0.0.1:{seat.node.not_serving.ports[0]}/health")
 
         assert status == 503 and WHY in body["message"]

@@ -135,7 +135,7 @@ def test_any_replica_answers_a_client_that_waits_for_an_outcome(tmp_path: Path) 
             node = await it.leader(0)
             follower = next(each for each in it.nodes.values() if each is not node)
 
-            with follower.replies.wait(command.id) as reply:
+            with follower.ground.replies.wait(command.id) as reply:
                 await it.submit(command)
 
                 assert await asyncio.wait_for(reply, 60) == [0, b"hi"]
@@ -169,7 +169,7 @@ def test_a_leader_whose_clock_is_behind_continues_from_the_time_of_the_state(tmp
 
         ident = await it.send("greeter/sleep")
         assert await asyncio.wait_for(it.completed(ident), 60) == [0, b"awake"]
-        number = it.node.router.partition(ident).number
+        number = it.node.serving.router.partition(ident).number
         assert it.node.partitions[number].now_ms() >= now_ms[number]
         await it.stop()
 

@@ -76,7 +76,7 @@ async def past(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Past
 
 async def without_a_point(old: Books, place: DirectoryStore, patch: pytest.MonkeyPatch) -> str:
     """An inconsistent backup, made by switching off everything that prevents it."""
-    backups = old.nodes[0].backups
+    backups = old.nodes[0].serving.backups
     misfits = []
 
     def look_away(marks: Any) -> None:
@@ -120,8 +120,8 @@ async def test_everything_pending_runs_to_its_end_once(past: Past, tmp_path: Pat
         await new.rest()
         await new.settle()
         assert new.audit() == []
-        status = new.nodes[0].founding.restored
-        assert status.startswith(id_) and all(node.founding.restored == status for node in new.nodes)
+        status = new.nodes[0].ground.record.founding.restored
+        assert status.startswith(id_) and all(node.ground.record.founding.restored == status for node in new.nodes)
     finally:
         await new.stop()
 
@@ -175,7 +175,7 @@ async def test_only_founders_of_the_same_backup_and_settings_form_a_cluster(
 
 
 def waits_for(seat: Seat) -> str:
-    return seat.node.joining.forming.waits_for if hasattr(seat, "node") and hasattr(seat.node, "joining") else ""
+    return seat.node.ground.joining.forming.waits_for if hasattr(seat, "node") and seat.node.is_open else ""
 
 
 async def give_up(*tasks: asyncio.Task[Any]) -> None:
@@ -210,14 +210,14 @@ async def test_a_node_joins_a_restored_cluster_and_gets_its_states(
     new = made_from(past, past.backups[0], tmp_path, 2, replication=3)
     await new.start()
     place = Endpoint("127.0.0.1", free_ports(1)[0])
-    restored = new.nodes[0].founding.restored
+    restored = new.nodes[0].ground.record.founding.restored
     joining = Seat(tmp_path, "m9", {**new.places, "m9": place}, 4, founders=tuple(new.places), restored=restored)
     try:
         await new.nodes[0].serving.operations.add(read_node("m9", str(place), ""))
         async with asyncio.timeout(PATIENCE_S):
             await joining.start()
         new.seats["m9"] = joining
-        await eventually(lambda: len(joining.node.hosted) == 4, "replicas of all partitions")
+        await eventually(lambda: len(joining.node.ground.replicas.hosted) == 4, "replicas of all partitions")
         await new.settle()
         assert new.audit() == []
     finally:

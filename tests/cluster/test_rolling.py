@@ -14,18 +14,18 @@ from tests.cluster.test_three_nodes import NAMES, Three, three
 
 
 def urls(cluster: Three) -> list[str]:
-    return [seat.node.ingress_url for seat in cluster.up()]
+    return [seat.node.doors.urls.ingress for seat in cluster.up()]
 
 
 async def test_a_rolling_restart_under_load_shows_no_error_to_any_client(tmp_path: Path) -> None:
     """Neither with a new connection per request, nor with reused connections."""
     async with three(tmp_path, COUNTER, partitions=4) as cluster:
         await cluster.led()
-        places = {seat.name: seat.node.ingress_url for seat in cluster.up()}
+        places = {seat.name: seat.node.doors.urls.ingress for seat in cluster.up()}
 
         def known() -> list[str]:
             """Clients know all nodes, including the one that is down: it refuses, and they try another."""
-            return [seat.node.ingress_url if seat.up else places[seat.name] for seat in cluster.seats.values()]
+            return [seat.node.doors.urls.ingress if seat.up else places[seat.name] for seat in cluster.seats.values()]
 
         async with Load(known) as fresh, Load(known, keep_alive=True, name="pooled") as pooled:
 
@@ -39,7 +39,7 @@ async def test_a_rolling_restart_under_load_shows_no_error_to_any_client(tmp_pat
                 await more()
                 async with asyncio.timeout(PATIENCE_S):
                     await stopping
-                places[name] = seat.node.ingress_url
+                places[name] = seat.node.doors.urls.ingress
                 seat.up = False
                 await more()
                 await seat.start()
@@ -51,7 +51,7 @@ async def test_a_rolling_restart_under_load_shows_no_error_to_any_client(tmp_pat
         for load in (fresh, pooled):
             assert len(load.totals) == 6 and min(load.totals.values()) > 5
             print(f"{load.done} requests, the slowest {load.slowest}, {load.refused} refused, {load.stale} stale")
-        hurried = sum(seat.node.handover.hurried for seat in cluster.up())
+        hurried = sum(seat.node.serving.handover.hurried for seat in cluster.up())
         print(f"{hurried} partitions were handed over in a hurry")
 
 
@@ -60,9 +60,9 @@ async def test_a_stopping_node_hands_over_and_finishes_what_is_in_progress(tmp_p
         await cluster.led()
         seat = await cluster.leader(0)
 
-        await seat.node.handover.leave(PATIENCE_S)
+        await seat.node.serving.handover.leave(PATIENCE_S)
 
-        assert not seat.node.handover.led_here() and not seat.node.meta_group().is_leader
+        assert not seat.node.serving.handover.led_here() and not seat.node.ground.meta_group().is_leader
         await eventually(lambda: cluster.leading(0) not in (None, seat))
 
 
@@ -72,12 +72,12 @@ async def test_leaders_spread_over_the_nodes_by_themselves(tmp_path: Path) -> No
         first = cluster.seats["n1"].node
 
         def spread() -> bool:
-            return [len(seat.node.handover.led_here()) for seat in cluster.up()] == [2, 2, 2]
+            return [len(seat.node.serving.handover.led_here()) for seat in cluster.up()] == [2, 2, 2]
 
         for number in range(6):
             async with asyncio.timeout(PATIENCE_S):
                 while (leader := (await cluster.leader(number)).node) is not first:
-                    await leader.handover.move(leader.hosted[number], "n1")
+                    await leader.serving.handover.move(leader.ground.replicas.hosted[number], "n1")
         await eventually(spread, "two leaderships on each node")
 
 
@@ -86,7 +86,7 @@ async def test_a_drained_node_leads_nothing_until_it_is_taken_back(tmp_path: Pat
         await cluster.led()
 
         async def ask(at: str, path: str) -> tuple[int, Any]:
-            async with http.post(f"{cluster.seats[at].node.admin_url}{path}") as response:
+            async with http.post(f"{cluster.seats[at].node.doors.urls.admin}{path}") as response:
                 return response.status, await response.json()
 
         drained = await cluster.leader(0)
@@ -98,11 +98,11 @@ async def test_a_drained_node_leads_nothing_until_it_is_taken_back(tmp_path: Pat
             await load.more()
             refused = await ask(other, f"/cluster/partitions/0/transfer?to={drained.name}")
             assert refused[0] == 409 and "cannot lead now" in refused[1]["message"]
-            assert drained.node.handover.led_here() == [] and not drained.node.meta_group().is_leader
+            assert drained.node.serving.handover.led_here() == [] and not drained.node.ground.meta_group().is_leader
 
             assert (await ask(other, f"/cluster/nodes/{drained.name}/undrain"))[1]["state"] == "active"
             leader = (await cluster.leader(0)).node
-            await eventually(lambda: leader.meta.state.membership.nodes[drained.name].state == "active")
+            await eventually(lambda: leader.ground.meta.state.membership.nodes[drained.name].state == "active")
             moved = await ask(other, f"/cluster/partitions/0/transfer?to={drained.name}")
             assert moved == (200, {"partition": 0, "leader": drained.name})
             await load.more()
@@ -125,11 +125,14 @@ async def test_a_restarted_node_is_healthy_when_it_has_caught_up(tmp_path: Path)
         async with Load(lambda: urls(cluster)) as load:
             await load.more(60)
         acknowledged = {
-            number: (await cluster.leader(number)).node.replicas.machines[number].applied[0] for number in range(3)
+            number: (await cluster.leader(number)).node.ground.replicas.machines[number].applied[0]
+            for number in range(3)
         }
 
         await away.start()
 
         await eventually(lambda: away.node.unhealthy() is None, "a healthy node")
-        assert all(away.node.replicas.machines[number].applied[0] >= index for number, index in acknowledged.items())
+        assert all(
+            away.node.ground.replicas.machines[number].applied[0] >= index for number, index in acknowledged.items()
+        )
         assert load.errors == []

@@ -33,7 +33,7 @@ SOME = InvocationId(bytes(16))
 def test_ids_without_a_key_reach_every_partition_and_share_batches(tmp_path: Path) -> None:
     async def run() -> None:
         async with world(tmp_path, partitions=5) as it:
-            router = it.node.router
+            router = it.node.serving.router
 
             idents = [router.mint("greeter") for _ in range(256 * 10)]
 
@@ -49,10 +49,10 @@ def test_ids_with_a_key_lie_where_the_key_lies(tmp_path: Path) -> None:
     async def run() -> None:
         async with world(tmp_path, partitions=5) as it:
             for number in range(50):
-                ident = it.node.router.mint("kv", f"k{number}")
+                ident = it.node.serving.router.mint("kv", f"k{number}")
 
                 assert ident[:4] == partition_key("kv", f"k{number}")
-                assert it.node.router.partition(ident).number == partition_of(ident, 5)
+                assert it.node.serving.router.partition(ident).number == partition_of(ident, 5)
 
     asyncio.run(run())
 
@@ -112,7 +112,7 @@ def test_a_command_that_cannot_be_repeated_reports_an_unknown_outcome(tmp_path: 
             partition.propose = door  # type: ignore[method-assign]
 
             with pytest.raises(OutcomeUnknown):
-                await it.node.router.submit(SOME, command)
+                await it.node.serving.router.submit(SOME, command)
 
             assert door.calls == 1
 
@@ -127,7 +127,7 @@ def test_completing_an_awakeable_is_tried_again_when_its_fate_is_unknown(tmp_pat
             partition.propose = door  # type: ignore[method-assign]
             command = CompleteStep(SOME, 1, [0, b""])
 
-            assert (await it.node.router.submit(command.id, command)).code == 404
+            assert (await it.node.serving.router.submit(command.id, command)).code == 404
 
             assert door.calls == 2
 
@@ -160,15 +160,15 @@ def test_a_delivery_with_a_message_that_cannot_be_read_is_refused_before_it_is_i
                 return True
 
             rpc = Rpc(send)
-            rpc.serve_quickly("submit", it.node.router._serve_submit)
-            before = it.node.router.hosted[0].group.status().last
+            rpc.serve_quickly("submit", it.node.serving.router._serve_submit)
+            before = it.node.serving.router.hosted[0].group.status().last
             for raw in (encode_command(Deliver(1, 1, [b"\xc1"])), b"\x92\xcd\x03\xe7\x01", b"\x90"):
                 rpc.receive("n2", msgpack.packb((0, 1, "submit", (0, raw, False))))
 
             assert [(answer[2], "cannot decode a command from n2" in answer[3]) for answer in said] == [
                 ("Malformed", True)
             ] * 3
-            assert it.node.router.hosted[0].group.status().last == before
+            assert it.node.serving.router.hosted[0].group.status().last == before
 
     asyncio.run(run())
 
@@ -178,7 +178,7 @@ def test_a_read_ends_when_its_partition_moves_away(tmp_path: Path, monkeypatch: 
 
     async def run() -> None:
         async with world(tmp_path) as it:
-            router = it.node.router
+            router = it.node.serving.router
             behind = SimpleNamespace(
                 group=SimpleNamespace(is_leader=False, leader="n2"), machine=SimpleNamespace(applied=(6, 1))
             )

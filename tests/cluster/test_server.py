@@ -66,7 +66,7 @@ def test_an_awakeable_is_resolved_over_http(tmp_path: Path) -> None:
         [listed] = (await at.admin("GET", "/invocations"))[1]["invocations"]
         await at.reaches(listed["id"], "suspended")
         [_, step] = (await at.admin("GET", f"/invocations/{listed['id']}/journal"))[1]["steps"]
-        url = f"{at.node.ingress_url}/holdfast/awakeables/{step['argument']['id']}"
+        url = f"{at.node.doors.urls.ingress}/holdfast/awakeables/{step['argument']['id']}"
 
         resolved = await at.ask("POST", f"{url}/resolve", data=b'"approved"')
         again = await at.ask("POST", f"{url}/reject", data=b"no")
@@ -82,7 +82,7 @@ def test_a_workflow_runs_once_and_its_promise_is_resolved_over_http(tmp_path: Pa
     async def scenario(at: Serving) -> None:
         calls = [asyncio.ensure_future(at.call("signup/ann/run")) for _ in range(3)]
         await eventually(lambda: at.ingress.waiting == 3 and at.endpoint.starts)
-        url = f"{at.node.ingress_url}/holdfast/workflow/signup/ann"
+        url = f"{at.node.doors.urls.ingress}/holdfast/workflow/signup/ann"
         early = await at.ask("GET", f"{url}/output")
 
         promised = await at.ask("POST", f"{url}/promises/approved/resolve", data=b'{"by": "bob"}')
@@ -100,7 +100,7 @@ def test_a_delayed_send_starts_when_it_is_due(tmp_path: Path) -> None:
         id_ = (await at.call("echo/say/send?delay=200ms", b"7"))[1]["invocationId"]
 
         async with asyncio.timeout(PATIENCE_S):
-            answer = await at.ask("GET", f"{at.node.ingress_url}/holdfast/invocation/{id_}/attach")
+            answer = await at.ask("GET", f"{at.node.doors.urls.ingress}/holdfast/invocation/{id_}/attach")
 
         assert answer == (200, 7)
 
@@ -137,7 +137,7 @@ def test_accepted_requests_and_deployments_survive_a_restart(tmp_path: Path) -> 
 def test_a_flood_beyond_the_bound_is_refused_and_nothing_accepted_is_lost(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
         async def one(number: int) -> int:
-            async with at.http.post(f"{at.node.ingress_url}/counter/k{number % 5}/add", data=b"1") as response:
+            async with at.http.post(f"{at.node.doors.urls.ingress}/counter/k{number % 5}/add", data=b"1") as response:
                 if response.status != 200:
                     assert response.status in (429, 503) and response.headers["Retry-After"]
                 return response.status
@@ -155,7 +155,7 @@ def test_a_flood_beyond_the_bound_is_refused_and_nothing_accepted_is_lost(tmp_pa
 def test_a_port_in_use_is_an_error_that_leaves_nothing_behind(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
         free = Endpoint("127.0.0.1", 0)
-        taken = Endpoint("127.0.0.1", int(at.node.ingress_url.rpartition(":")[2]))
+        taken = Endpoint("127.0.0.1", int(at.node.doors.urls.ingress.rpartition(":")[2]))
         config = Config(data=tmp_path / "other", partitions=1, ingress=taken, admin=free, peer=free)
 
         with pytest.raises(OSError, match="in use"):
@@ -171,7 +171,7 @@ def test_a_stopping_server_answers_waiting_clients(tmp_path: Path) -> None:
     async def inside() -> None:
         async with aiohttp.ClientSession() as http:
             async with serving(tmp_path) as at:
-                url = at.node.ingress_url
+                url = at.node.doors.urls.ingress
                 call = asyncio.ensure_future(http.post(f"{url}/agent/wait", data=b"1"))
                 await eventually(lambda: at.ingress.waiting == 1)
             response = await call

@@ -330,10 +330,10 @@ class Page:
     """A browser at the admin API of a node, with its own cookie jar."""
 
     def __init__(self, session: aiohttp.ClientSession, world: NodeWorld) -> None:
-        assert world.node.admin is not None and world.node.ingress is not None
+        assert world.node.doors.admin is not None and world.node.doors.ingress is not None
         self._session = session
-        self.origin = f"{world.node.admin.scheme}://localhost:{world.node.admin.port}"
-        self.ingress = f"http://127.0.0.1:{world.node.ingress.port}"
+        self.origin = f"{world.node.doors.admin.scheme}://localhost:{world.node.doors.admin.port}"
+        self.ingress = f"http://127.0.0.1:{world.node.doors.ingress.port}"
         self.cookie = ""
 
     async def ask(

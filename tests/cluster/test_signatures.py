@@ -61,19 +61,19 @@ SERVERS: dict[str, Callable[[list[str]], AbstractAsyncContextManager[str]]] = {
 
 
 async def public_keys(it: World) -> list[str]:
-    await eventually(lambda: it.node.meta.state.identity.keys, "the identity")
-    return [format_key(key.public) for key in it.node.meta.state.identity.keys]
+    await eventually(lambda: it.node.ground.meta.state.identity.keys, "the identity")
+    return [format_key(key.public) for key in it.node.ground.meta.state.identity.keys]
 
 
 async def request_response(it: World, uri: str) -> str:
     """Register the endpoint as one that offers no streams."""
-    offer = await it.node.protocols.discover(uri)
+    offer = await it.node.ground.protocols.discover(uri)
 
     async def discover(uri: str) -> Any:
         return offer._replace(modes=["request-response"])
 
-    it.node.registry._discover = discover
-    return (await it.node.registry.register(uri)).deployment.id
+    it.node.ground.registry._discover = discover
+    return (await it.node.ground.registry.register(uri)).deployment.id
 
 
 @pytest.mark.parametrize("mode", ["stream", "request-response"])
@@ -84,10 +84,10 @@ async def test_an_endpoint_with_the_clusters_key_serves_only_the_cluster(
     async with (
         world(tmp_path) as it,
         SERVERS[server](await public_keys(it)) as uri,
-        Client(it.node.ingress_url) as client,
+        Client(it.node.doors.urls.ingress) as client,
     ):
         if mode == "stream":
-            await it.node.registry.register(uri)
+            await it.node.ground.registry.register(uri)
         else:
             await request_response(it, uri)
         assert await client.call("shop/buy", "bread") == "bought bread"
@@ -111,12 +111,12 @@ async def test_the_key_of_another_cluster_does_not_work(tmp_path: Path) -> None:
         served(await public_keys(ours)) as uri,
     ):
         await public_keys(theirs)
-        await ours.node.registry.register(uri)
+        await ours.node.ground.registry.register(uri)
 
         with pytest.raises(EndpointFailed, match="the endpoint refuses the signature of this cluster") as refused:
-            await theirs.node.registry.register(uri)
+            await theirs.node.ground.registry.register(uri)
 
-        assert theirs.node.meta.state.identity.keys[0].id in refused.value.message
+        assert theirs.node.ground.meta.state.identity.keys[0].id in refused.value.message
         assert refused.value.hint is not None and "holdfast identity show" in refused.value.hint
 
 
@@ -126,13 +126,13 @@ async def test_the_node_shows_that_the_endpoint_refuses_its_signature_and_loses_
 ) -> None:
     for module in (connect, requests):
         monkeypatch.setattr(module, "UNTRUSTED_S", 0.1)
-    async with world(tmp_path) as it, Client(it.node.ingress_url) as client:
+    async with world(tmp_path) as it, Client(it.node.doors.urls.ingress) as client:
         keys = await public_keys(it)
         server = Server([shop()], identity_keys=keys)
         await server.start(port=0)
         port, uri = server.port, server.uri
         if mode == "stream":
-            deployment = (await it.node.registry.register(uri)).deployment.id
+            deployment = (await it.node.ground.registry.register(uri)).deployment.id
         else:
             deployment = await request_response(it, uri)
         await server.stop(grace=0.1)
@@ -141,7 +141,7 @@ async def test_the_node_shows_that_the_endpoint_refuses_its_signature_and_loses_
         sent = await client.send("shop/buy", "bread")
 
         def says() -> str:
-            reached = it.node.invoker.endpoints.get(deployment)
+            reached = it.node.ground.invoker.endpoints.get(deployment)
             return reached.last_error if reached is not None else ""
 
         await eventually(lambda: "refuses the signature" in says(), "the reason")
@@ -157,27 +157,30 @@ async def test_the_node_shows_that_the_endpoint_refuses_its_signature_and_loses_
 
 
 async def _why_not_running(it: World, id_: str) -> str:
-    async with aiohttp.ClientSession() as session, session.get(f"{it.node.admin_url}/invocations/{id_}") as response:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{it.node.doors.urls.admin}/invocations/{id_}") as response,
+    ):
         return await response.text()
 
 
 async def test_endpoints_follow_a_rotation_in_any_order(tmp_path: Path) -> None:
-    async with world(tmp_path) as it, Client(it.node.ingress_url) as client:
+    async with world(tmp_path) as it, Client(it.node.doors.urls.ingress) as client:
         (old,) = await public_keys(it)
         await it.node.serving.identity.begin_rotation()
         both = await public_keys(it)
         assert len(both) == 2 and both[0] == old
         async with served([old]) as late, served([both[1]]) as early:
-            await it.node.registry.register(late)
+            await it.node.ground.registry.register(late)
             assert await client.call("shop/buy", "bread") == "bought bread"
-            await it.node.registry.register(early, force=True)
+            await it.node.ground.registry.register(early, force=True)
             assert await client.call("shop/buy", "milk") == "bought milk"
 
             await it.node.serving.identity.finish_rotation()
 
-            await it.node.protocols.discover(early)
+            await it.node.ground.protocols.discover(early)
             with pytest.raises(EndpointFailed, match="refuses the signature"):
-                await it.node.protocols.discover(late)
+                await it.node.ground.protocols.discover(late)
 
 
 async def test_a_signature_for_one_endpoint_is_not_accepted_by_another(tmp_path: Path) -> None:
@@ -186,12 +189,12 @@ async def test_a_signature_for_one_endpoint_is_not_accepted_by_another(tmp_path:
         keys = await public_keys(it)
         async with served(keys, identity_audience=["http://127.0.0.1:1"]) as uri:
             with pytest.raises(EndpointFailed, match=r"it was signed for http://127\.0\.0\.1:"):
-                await it.node.registry.register(uri)
+                await it.node.ground.registry.register(uri)
 
 
 async def test_an_intercepted_request_cannot_be_replayed(tmp_path: Path) -> None:
     async with world(tmp_path) as it, served(await public_keys(it)) as uri:
-        signer = Signer(lambda: it.node.meta.state.identity.keys)
+        signer = Signer(lambda: it.node.ground.meta.state.identity.keys)
         overheard = signer.headers("GET", uri, "/discover")
         statuses = []
         async with aiohttp.ClientSession() as stranger:
@@ -203,9 +206,9 @@ async def test_an_intercepted_request_cannot_be_replayed(tmp_path: Path) -> None
 
 
 async def test_an_endpoint_without_keys_ignores_signatures(tmp_path: Path) -> None:
-    async with world(tmp_path) as it, served(None) as uri, Client(it.node.ingress_url) as client:
+    async with world(tmp_path) as it, served(None) as uri, Client(it.node.doors.urls.ingress) as client:
         await public_keys(it)
-        await it.node.registry.register(uri)
+        await it.node.ground.registry.register(uri)
 
         assert await client.call("shop/buy", "bread") == "bought bread"
 
@@ -227,24 +230,28 @@ async def test_no_secret_is_shown_logged_or_answered(tmp_path: Path, caplog: pyt
         async with world(tmp_path, secret=secret, auth="tokens") as it:
             token = (it.node.config.data / "admin-token").read_text().strip()
             keys = await public_keys(it)
-            (private,) = (key.private for key in it.node.meta.state.identity.keys)
+            (private,) = (key.private for key in it.node.ground.meta.state.identity.keys)
             authorized = {"Authorization": f"Bearer {token}"}
             async with (
-                Client(it.node.ingress_url, token=token) as client,
+                Client(it.node.doors.urls.ingress, token=token) as client,
                 served(keys) as uri,
                 served([OTHER_KEY]) as closed,
                 aiohttp.ClientSession(headers=authorized) as session,
             ):
-                await it.node.registry.register(uri)
+                await it.node.ground.registry.register(uri)
                 await client.call("shop/buy", "bread")
                 with pytest.raises(EndpointFailed) as refused:
-                    await it.node.registry.register(closed)
+                    await it.node.ground.registry.register(closed)
                 shown += [str(refused.value), repr(refused.value), refused.value.detail, str(refused.value.hint)]
                 for path in ("/identity", "/cluster", "/metrics", "/deployments", "/audit", "/openapi.json", "/tokens"):
-                    async with session.get(it.node.admin_url + path) as response:
+                    async with session.get(it.node.doors.urls.admin + path) as response:
                         assert response.status == 200
                         shown.append(await response.text())
-            shown += [str(describe(it.node.config)), repr(it.node.config), repr(it.node.meta.state.identity.keys)]
+            shown += [
+                str(describe(it.node.config)),
+                repr(it.node.config),
+                repr(it.node.ground.meta.state.identity.keys),
+            ]
     shown.append("\n".join(f"{record.getMessage()} {record.args!r}" for record in caplog.records))
 
     assert any("shop" in text for text in shown)

@@ -38,7 +38,7 @@ COUNTER: dict[str, Any] = {"counter:object/add:exclusive": count}
 
 
 def keeper(it: World, number: int = 0) -> Keeper:
-    return it.node.snapshots.keepers[it.node.partitions[number].group.id]
+    return it.node.ground.snapshots.keepers[it.node.partitions[number].group.id]
 
 
 async def snapshot(it: World, number: int = 0) -> SnapshotFile:
@@ -50,7 +50,7 @@ def base(it: World, number: int = 0) -> int:
 
 
 def log_bytes(it: World) -> int:
-    store = it.node.log._store
+    store = it.node.ground.log._store
     store._measure()
     return store._live_bytes
 
@@ -113,7 +113,7 @@ async def test_disk_use_levels_off_under_constant_load(tmp_path: Path) -> None:
 
 
 def entries_held(it: World) -> int:
-    log = it.node.log.host.replicas[it.node.partitions[0].group.id].log
+    log = it.node.ground.log.host.replicas[it.node.partitions[0].group.id].log
     return log.last_index - log._trim_from
 
 

@@ -167,7 +167,7 @@ async def test_a_row_says_what_the_admin_api_says(tmp_path: Path) -> None:
         assert await sql.rows("select condition, disk_free > 0, memory_bytes > 0 from nodes") == [["ok", 1, 1]]
         [[awakeable]] = await sql.rows(f"select id from awakeables where invocation = '{ids['awakeable']}'")
         status, _ = await sql.at.ask(
-            "POST", f"{sql.at.node.ingress_url}/holdfast/awakeables/{awakeable}/resolve", data=b'"go"'
+            "POST", f"{sql.at.node.doors.urls.ingress}/holdfast/awakeables/{awakeable}/resolve", data=b'"go"'
         )
         assert status in (200, 202)
         await sql.at.reaches(ids["awakeable"], "completed")
@@ -402,7 +402,7 @@ async def test_queries_at_a_time_are_bounded_and_end_when_their_clients_leave(
         waiting = [asyncio.ensure_future(sql.rows(ENDLESS, timeout_s=120)) for _ in range(queries.RUNNING_MAX)]
 
         await eventually(lambda: len(running(sql)) == queries.RUNNING_MAX, "both of them running")
-        async with sql.at.http.post(f"{sql.at.node.admin_url}/query", json={"sql": "select 1"}) as refused:
+        async with sql.at.http.post(f"{sql.at.node.doors.urls.admin}/query", json={"sql": "select 1"}) as refused:
             assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
             assert "which is the limit" in await refused.text()
 
@@ -450,7 +450,7 @@ async def test_a_node_answers_for_partitions_that_it_does_not_hold(
         async with Load(cluster.urls) as load:
             await load.more(60)
         assert load.errors == []
-        assert all(len(seat.node.hosted) == 2 for seat in cluster.up())
+        assert all(len(seat.node.ground.replicas.hosted) == 2 for seat in cluster.up())
 
         for fresh in (False, True):
             for name in ("n1", "n2"):
@@ -544,7 +544,7 @@ async def test_a_partition_that_moves_away_is_read_where_it_is(tmp_path: Path) -
     async with sql_of(tmp_path) as sql:
         for _ in range(10):
             await sql.at.call("echo/say")
-        hosted = dict(sql.at.node.router.hosted)
+        hosted = dict(sql.at.node.serving.router.hosted)
         here: dict[int, Any] = dict(hosted)
         there = Source(2, hosted, fresh=_never, elsewhere=_never, overview=_never, level=lambda: 2)
 

@@ -12,7 +12,7 @@ from tests.cluster.serving import serving
 
 async def test_a_caller_of_a_paused_invocation_gets_the_reason_and_the_next_command(tmp_path: Path) -> None:
     async with serving(tmp_path, paused_answer_after=0.0) as at, asyncio.timeout(PATIENCE_S):
-        async with at.http.post(f"{at.node.ingress_url}/flaky/stop", data=b"1") as response:
+        async with at.http.post(f"{at.node.doors.urls.ingress}/flaky/stop", data=b"1") as response:
             answer = await response.json()
             id_ = response.headers["x-holdfast-id"]
 
@@ -21,7 +21,7 @@ async def test_a_caller_of_a_paused_invocation_gets_the_reason_and_the_next_comm
         assert "Retry-After" not in response.headers
         assert answer["message"].startswith(f"{id_} is paused: ") and "the code has changed" in answer["message"]
         assert f"holdfast invocations resume {id_}" in answer["hint"]
-        attached, same = await at.ask("GET", f"{at.node.ingress_url}/holdfast/invocation/{id_}/attach")
+        attached, same = await at.ask("GET", f"{at.node.doors.urls.ingress}/holdfast/invocation/{id_}/attach")
         assert (attached, same["message"]) == (503, answer["message"])
         assert (await at.describe(id_))["status"] == "paused"
 
@@ -29,7 +29,7 @@ async def test_a_caller_of_a_paused_invocation_gets_the_reason_and_the_next_comm
 async def test_a_client_raises_a_typed_error_and_can_attach_after_the_operator_resumed(tmp_path: Path) -> None:
     async with (
         serving(tmp_path, paused_answer_after=0.0) as at,
-        Client(at.node.ingress_url) as client,
+        Client(at.node.doors.urls.ingress) as client,
         asyncio.timeout(PATIENCE_S),
     ):
         calling = asyncio.create_task(client.call("agent/wait", idempotency_key="k"))
@@ -54,10 +54,10 @@ async def test_a_client_raises_a_typed_error_and_can_attach_after_the_operator_r
 async def test_a_caller_is_not_informed_of_a_pause_too_early(tmp_path: Path) -> None:
     async with serving(tmp_path, paused_answer_after=3600.0) as at:
         calling = asyncio.create_task(at.call("flaky/stop"))
-        while not at.node.replies.waiting():
+        while not at.node.ground.replies.waiting():
             await asyncio.sleep(0.01)
-        [id_] = at.node.replies.waiting()
-        while await at.node.reader.paused(0, [id_]) == await at.node.reader.paused(1, [id_]) == []:
+        [id_] = at.node.ground.replies.waiting()
+        while await at.node.serving.reader.paused(0, [id_]) == await at.node.serving.reader.paused(1, [id_]) == []:
             await asyncio.sleep(0.01)
 
         for _ in range(3):

@@ -37,11 +37,11 @@ async def storing(path: Path, url: str) -> AsyncIterator[World]:
 
 
 def keeper(it: World) -> Keeper:
-    return next(iter(it.node.snapshots.keepers.values()))
+    return next(iter(it.node.ground.snapshots.keepers.values()))
 
 
 async def get(it: World, path: str) -> Any:
-    async with aiohttp.ClientSession() as session, session.get(it.node.admin_url + path) as answer:
+    async with aiohttp.ClientSession() as session, session.get(it.node.doors.urls.admin + path) as answer:
         return await answer.json() if "json" in answer.headers["Content-Type"] else await answer.text()
 
 
@@ -143,7 +143,7 @@ async def test_a_node_that_publishes_nothing_finds_out_that_the_store_works_agai
 ) -> None:
     _break(proxy, "errors")
     async with storing(tmp_path, place(proxy.endpoint_url, prefix=tmp_path.name)) as it:
-        home = it.node.snapshots
+        home = it.node.ground.snapshots
         home.store_policy = keeper(it).policy
         await eventually(lambda: home.store_complaints.failures >= 2, "looks at the store")
         assert (await get(it, "/cluster"))["snapshots"]["error"] is not None

@@ -79,7 +79,7 @@ async def test_slow_requests_of_strangers_keep_nobody_out(
 ) -> None:
     monkeypatch.setattr(descriptors, "ADMIN_MAX", 32)
     async with one(tmp_path) as (world, at):
-        server = world.node.admin
+        server = world.node.doors.admin
         assert server is not None and server._door is not None
         sources = [f"127.0.0.{20 + number}" for number in range(addresses)]
 
@@ -103,8 +103,8 @@ async def test_strangers_send_short_bodies_and_send_them_soon(tmp_path: Path, mo
         long = {"token": "x" * 4096}
         assert (await at.ask("POST", "/session", value=long))[0] == 413
 
-        assert world.node.admin is not None
-        slow = Client(world.node.admin.port)
+        assert world.node.doors.admin is not None
+        slow = Client(world.node.doors.admin.port)
         slow.send(SLOW_SIGN_IN)
         answer = await slow.receive_one()
 
@@ -119,7 +119,7 @@ async def test_a_connection_with_an_authenticated_request_is_not_closed_for_othe
     monkeypatch.setattr(descriptors, "ADMIN_MAX", 16)
     monkeypatch.setattr(doors, "STRANGER_S", 0.0)
     async with one(tmp_path) as (world, at):
-        server = world.node.admin
+        server = world.node.doors.admin
         assert server is not None and server._door is not None
         known = [Client(server.port) for _ in range(4)]
         for client in known:

@@ -75,15 +75,16 @@ class Three:
         await asyncio.gather(*(seat.start() for seat in self.seats.values()))
         self.endpoint = FakeEndpoint(handlers)
         await self.endpoint.start()
-        await self.seats["n2"].node.registry.register(self.endpoint.uri)
+        await self.seats["n2"].node.ground.registry.register(self.endpoint.uri)
         await eventually(
-            lambda: all(seat.node.registry.state.deployments for seat in self.up()), "the deployment on every node"
+            lambda: all(seat.node.ground.registry.state.deployments for seat in self.up()),
+            "the deployment on every node",
         )
 
     def leading(self, number: int) -> Seat | None:
         """The current leader. There may be none at any time: a pause of this machine is enough to lose a leadership."""
-        leading = [seat for seat in self.up() if seat.node.router.leads(number)]
-        return max(leading, key=lambda seat: seat.node.router.hosted[number].group.term, default=None)
+        leading = [seat for seat in self.up() if seat.node.serving.router.leads(number)]
+        return max(leading, key=lambda seat: seat.node.serving.router.hosted[number].group.term, default=None)
 
     async def leader(self, number: int) -> Seat:
         found: Seat = await eventually(lambda: self.leading(number), f"a leader of partition {number}")
@@ -140,7 +141,7 @@ async def test_a_deployment_registered_at_one_node_exists_on_every_node_at_once(
     async with three(tmp_path, {"echo/say": echo}) as cluster, aiohttp.ClientSession() as session:
 
         async def ask(seat: Seat, method: str, door: str, path: str) -> int:
-            server = seat.node.ingress if door == "ingress" else seat.node.admin
+            server = seat.node.doors.ingress if door == "ingress" else seat.node.doors.admin
             assert server is not None
             async with session.request(method, f"http://127.0.0.1:{server.port}{path}", data=b"1") as response:
                 return response.status
@@ -150,7 +151,7 @@ async def test_a_deployment_registered_at_one_node_exists_on_every_node_at_once(
             late = FakeEndpoint({f"{name}/say": echo})
             await late.start()
             seat = cluster.up()[round_]
-            registered = await seat.node.registry.register(late.uri)
+            registered = await seat.node.ground.registry.register(late.uri)
             others = [each for each in cluster.up() if each is not seat]
 
             answers = await asyncio.gather(
@@ -169,7 +170,7 @@ async def test_a_node_that_cannot_ask_answers_503_and_not_404(tmp_path: Path, mo
     async with three(tmp_path, {"echo/say": echo}) as cluster, aiohttp.ClientSession() as session:
         for name in ("n2", "n3"):
             await cluster.seats[name].kill()
-        ingress, admin = cluster.seats["n1"].node.ingress, cluster.seats["n1"].node.admin
+        ingress, admin = cluster.seats["n1"].node.doors.ingress, cluster.seats["n1"].node.doors.admin
         assert ingress is not None and admin is not None
 
         for port, method, path in ((ingress.port, "POST", "/nobody/say"), (admin.port, "GET", "/deployments/dp_x")):
@@ -194,7 +195,7 @@ async def test_a_call_survives_the_leader_of_its_partition(tmp_path: Path) -> No
 
     async with three(tmp_path, {"flow:object/run:exclusive": two_steps}) as cluster:
         await cluster.led()
-        number = partition_of(cluster.seats["n1"].node.router.mint("flow", "k"), 3)
+        number = partition_of(cluster.seats["n1"].node.serving.router.mint("flow", "k"), 3)
         leader = await cluster.leader(number)
         client = next(seat for seat in cluster.up() if seat is not leader)
         calling = asyncio.ensure_future(client.call("flow/run", b"", key="k"))
@@ -238,7 +239,7 @@ async def test_a_read_on_any_node_sees_everything_acknowledged_before_it(tmp_pat
         for number in range(10):
             ident = await cluster.seats["n1"].send("echo/say", b"x", key=f"key {number}")
             for seat in cluster.up():
-                await seat.node.router.fresh(partition_of(ident, 3))
+                await seat.node.serving.router.fresh(partition_of(ident, 3))
 
                 assert seat.record(ident) is not None
 

@@ -58,14 +58,14 @@ async def test_three_nodes_with_certificates_form_a_cluster_and_serve(tmp_path: 
         await asyncio.gather(*(node.start() for node in cluster.values()))
     endpoint = FakeEndpoint(COUNTER)
     await endpoint.start()
-    await cluster["n1"].registry.register(endpoint.uri)
-    await eventually(lambda: all(node.registry.state.deployments for node in cluster.values()))
+    await cluster["n1"].ground.registry.register(endpoint.uri)
+    await eventually(lambda: all(node.ground.registry.state.deployments for node in cluster.values()))
 
-    async with Load(lambda: [node.ingress_url for node in cluster.values()]) as load:
+    async with Load(lambda: [node.doors.urls.ingress for node in cluster.values()]) as load:
         await load.more(30)
 
     assert load.errors == []
-    assert all(link.connected for link in cluster["n2"].log.links().values())
+    assert all(link.connected for link in cluster["n2"].ground.log.links().values())
     await stop(*cluster.values())
     await endpoint.stop()
 
@@ -83,7 +83,7 @@ async def test_a_node_with_a_foreign_certificate_is_refused_and_both_sides_repor
         await eventually(lambda other=other: f"no link to {other}: TLS failed" in waits_for(cluster["n3"]), "n3 too")  # type: ignore[misc]
     assert "does it use TLS and trust the CA of our certificate?" in caplog.text
     assert not any(task.done() for task in starting)
-    assert all(node.meta.state.partitions == 0 for node in cluster.values()), "nothing was formed"
+    assert all(node.ground.meta.state.partitions == 0 for node in cluster.values()), "nothing was formed"
     for task in starting:
         await give_up(task)
 

@@ -42,7 +42,7 @@ class Doors:
     async def ask(
         self, method: str, path: str, token: str | None = None, *, door: str = "admin", value: Any = None
     ) -> tuple[int, Any]:
-        server = self._world.node.admin if door == "admin" else self._world.node.ingress
+        server = self._world.node.doors.admin if door == "admin" else self._world.node.doors.ingress
         assert server is not None
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         url = f"http://127.0.0.1:{server.port}{path}"
@@ -147,7 +147,7 @@ async def test_outcomes_promises_and_awakeables_ask_for_a_token_too(tmp_path: Pa
         for_echo = (await doors.create("invoke", services=("echo",)))["token"]
         status, sent = await doors.ask("POST", "/other/say/send", for_all, door="ingress", value=1)
         assert status == 202
-        ident = world.node.router.mint("echo", None)
+        ident = world.node.serving.router.mint("echo", None)
         paths = [
             ("GET", f"/holdfast/invocation/{sent['invocationId']}/attach", 404, 200),
             ("GET", f"/holdfast/invocation/{format_id(ident)}/output", 404, 404),
@@ -242,7 +242,7 @@ async def test_a_wrong_request_for_a_token_is_refused_with_the_reason(
         status, answer = await doors.ask("POST", "/tokens", doors.root, value=body)
 
         assert status == 400 and says in answer["message"] + str(answer["hint"])
-        assert not world.node.meta.state.tokens.by_id
+        assert not world.node.ground.meta.state.tokens.by_id
 
 
 async def test_the_last_use_of_a_token_is_shown(tmp_path: Path) -> None:
@@ -257,10 +257,10 @@ async def test_the_last_use_of_a_token_is_shown(tmp_path: Path) -> None:
         _, listed = await doors.ask("GET", "/tokens", doors.root)
         last = {each["id"]: each["last_used_at"] for each in listed["tokens"]}
         assert last[made["id"]] is not None and last[unused["id"]] is None
-        applied = world.node.meta.applied
+        applied = world.node.ground.meta.applied
         assert (await doors.ask("GET", "/cluster", made["token"]))[0] == 200
         await world.node.doors.token_use.report()
-        assert world.node.meta.applied == applied, "a second use within ten minutes is not reported"
+        assert world.node.ground.meta.applied == applied, "a second use within ten minutes is not reported"
 
 
 async def test_the_own_token_of_a_node_outlives_a_restart(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ async def test_a_failure_is_the_status_of_its_spans_and_no_payload_leaves(tmp_pa
         assert b"look" not in b"".join(
             each.value.string_value.encode() for each in received.named("trips/refuse").attributes
         )
-        tracer = at.node.tracer
+        tracer = at.node.ground.tracer
         await eventually(lambda: tracer is not None and tracer.exported == 3)
         status, body = await at.admin("GET", "/metrics")
         assert b"holdfast_traces_spans_total 3.0" in body
@@ -215,7 +215,7 @@ async def test_without_the_setting_nothing_is_traced(tmp_path: Path) -> None:
             await handlers.register(at)
             await at.call("trips/refuse", b"", headers={"traceparent": f"00-{TRACE}-{CALLER}-01"})
 
-            assert at.node.tracer is None
+            assert at.node.ground.tracer is None
             (ran,) = handlers.ran()
             assert ran["header"] is None and ran["span"] == "0" * 16
         finally:
@@ -228,7 +228,7 @@ async def test_a_collector_that_is_down_costs_spans_and_nothing_else(
     async with traced(tmp_path) as (at, _, received):
         received.status = 400
         status, _ = await at.call("trips/refuse", b"")
-        tracer = at.node.tracer
+        tracer = at.node.ground.tracer
         assert status == 409 and tracer is not None
         await eventually(lambda: tracer.dropped == 3)
         received.status = 200
@@ -250,7 +250,7 @@ async def test_the_queue_of_spans_is_bounded(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(traces, "SPANS_MAX", 5)
     monkeypatch.setattr(traces, "FLUSH_S", 1000.0)
     async with traced(tmp_path) as (at, _, _):
-        tracer: Tracer | None = at.node.tracer
+        tracer: Tracer | None = at.node.ground.tracer
         assert tracer is not None
         for _ in range(4):
             await at.call("trips/refuse", b"")

@@ -136,7 +136,7 @@ def test_whole_values_are_read_as_they_are(tmp_path: Path) -> None:
 
     async def scenario(at: Serving) -> None:
         async def value(id_: str, step: int | str, part: str = "output") -> tuple[int, str, bytes]:
-            url = f"{at.node.admin_url}/invocations/{id_}/steps/{step}/value?part={part}"
+            url = f"{at.node.doors.urls.admin}/invocations/{id_}/steps/{step}/value?part={part}"
             async with at.http.get(url) as response:
                 return response.status, response.content_type, await response.read()
 

@@ -81,9 +81,9 @@ async def test_an_old_data_directory_opens_and_continues(tmp_path: Path, archive
     await it.register(HANDLERS)
     assert await it.call("counter/add", key="k") == [0, b"31"]
     await it.reaches(WAITING, Status.SUSPENDED)
-    await it.node.router.submit(WAITING, CompleteStep(WAITING, 1, [0, b"at last"]))
+    await it.node.serving.router.submit(WAITING, CompleteStep(WAITING, 1, [0, b"at last"]))
     await it.reaches(WAITING, Status.RUNNING)  # At its own deployment, which no longer exists.
-    await it.node.router.submit(WAITING, Kill(WAITING))
+    await it.node.serving.router.submit(WAITING, Kill(WAITING))
     await it.reaches(WAITING, Status.COMPLETED)
     machine = it.node.partitions[0].machine
     before = machine.applied[0]
@@ -108,11 +108,11 @@ async def test_a_large_value_of_an_old_data_directory_is_still_there(tmp_path: P
     it.clock = on_the_day(read_header(cut).created_ms)
     await it.start()
 
-    found = await it.node.reader.lookup(LARGE)
+    found = await it.node.serving.reader.lookup(LARGE)
 
     assert found is not None and found.outcome is not None
     ref = refs.in_outcome(found.outcome)
-    assert ref is not None and await it.node.reader.value(LARGE, ref) == LARGE_VALUE
+    assert ref is not None and await it.node.serving.reader.value(LARGE, ref) == LARGE_VALUE
     with it.node.partitions[0].state.read() as txn:
         invariants.check(txn)
         assert bool(queries.place(txn, ref.data)) == store.exists()
@@ -132,14 +132,14 @@ async def test_a_cluster_is_made_from_an_old_backup(tmp_path: Path, archive: Pat
 
     await it.start()
 
-    assert len(it.node.partitions) == 1 and it.node.registry.state.revisions == {"counter": 1, "agent": 1}
+    assert len(it.node.partitions) == 1 and it.node.ground.registry.state.revisions == {"counter": 1, "agent": 1}
     await it.register(HANDLERS)
     assert await it.call("counter/add", key="k") == [0, b"31"]
     await it.reaches(WAITING, Status.SUSPENDED)
-    found = await it.node.reader.lookup(LARGE)
+    found = await it.node.serving.reader.lookup(LARGE)
     assert (found is not None) == (archive.name != "backup-1.tar.gz"), "there were no large values"
     if found is not None:
-        assert await it.node.reader.value(LARGE, refs.make(LARGE_VALUE)[0]) == LARGE_VALUE
+        assert await it.node.serving.reader.value(LARGE, refs.make(LARGE_VALUE)[0]) == LARGE_VALUE
     await it.stop()
 
 

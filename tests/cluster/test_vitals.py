@@ -60,7 +60,7 @@ def test_any_node_tells_about_all_and_a_dead_one_is_unreachable(tmp_path: Path) 
         async with three(tmp_path, {"echo/say": echo}) as cluster, aiohttp.ClientSession() as http:
 
             async def nodes() -> dict[str, dict[str, object]]:
-                async with http.get(f"{cluster.seats['n1'].node.admin_url}/cluster") as answer:
+                async with http.get(f"{cluster.seats['n1'].node.doors.urls.admin}/cluster") as answer:
                     return {node["name"]: node for node in (await answer.json())["nodes"]}
 
             async with asyncio.timeout(PATIENCE_S):

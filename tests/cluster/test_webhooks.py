@@ -108,8 +108,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def known(it: World, version: int) -> bool:
     """Whether the partitions that this node leads know the webhooks of a version."""
-    for number, partition in it.node.router.hosted.items():
-        if it.node.router.leads(number):
+    for number, partition in it.node.serving.router.hosted.items():
+        if it.node.serving.router.leads(number):
             with partition.state.read() as txn:
                 if queries.meta(txn).hooks < version:
                     return False
@@ -119,16 +119,16 @@ def known(it: World, version: int) -> bool:
 async def create(
     it: World, url: str, events: int = ALL, *, hook: HookId = A, services: tuple[str, ...] = (), all_of: Any = ()
 ) -> None:
-    outcome = await it.node.registry.propose(CreateWebhook(hook, url, events, [*services], SECRET, "ada"))
+    outcome = await it.node.ground.registry.propose(CreateWebhook(hook, url, events, [*services], SECRET, "ada"))
     assert outcome.result.code == 0
-    version = it.node.registry.state.webhooks.version
+    version = it.node.ground.registry.state.webhooks.version
     await eventually(lambda: all(known(each, version) for each in (it, *all_of)), "the webhook in every partition")
 
 
 def left(it: World, hook: HookId = A) -> int:
     """Notices that wait in the partitions here."""
     found = 0
-    for partition in it.node.router.hosted.values():
+    for partition in it.node.serving.router.hosted.values():
         with partition.state.read() as txn:
             found += len(queries.notices(txn, hook, 100_000))
     return found
@@ -326,7 +326,7 @@ async def test_what_waits_survives_a_restart_and_a_deleted_webhook_drops_it(tmp_
         for _ in range(4):
             await it.call("echo/say")
         assert left(it) == 4
-        await it.node.registry.propose(DeleteWebhook(A))
+        await it.node.ground.registry.propose(DeleteWebhook(A))
         await eventually(lambda: left(it) == 0, "no notice left")
 
         def rows() -> list[Any]:
@@ -346,7 +346,7 @@ async def test_an_event_survives_the_leader_that_sent_it_and_could_not_record_it
     """The leader is killed between the delivery and its record: the next one delivers the same event again."""
     async with receiving() as receiver, three(tmp_path, {"box:object/put:exclusive": echo}) as cluster:
         await cluster.led()
-        number = partition_of(cluster.seats["n1"].node.router.mint("box", "k"), 3)
+        number = partition_of(cluster.seats["n1"].node.serving.router.mint("box", "k"), 3)
         await create(cluster.up()[0], receiver.url, all_of=cluster.up())
         leader = await cluster.leader(number)
 
@@ -426,7 +426,7 @@ async def test_the_api_creates_lists_tests_and_deletes(tmp_path: Path, caplog: p
             assert status == 400, (value, said)
             assert "hunter2" not in str(said)
         assert (await ask("GET", token=reader))[0] == (await ask("POST", value=valid, token=reader))[0] == 403
-        assert not it.node.registry.state.webhooks.by_id
+        assert not it.node.ground.registry.state.webhooks.by_id
 
         created, made = await ask("POST", value=valid)
         assert created == 201 and made["secret"].startswith("whsec_") and made["events"] == ["failed", "completed"]
@@ -434,7 +434,7 @@ async def test_the_api_creates_lists_tests_and_deletes(tmp_path: Path, caplog: p
         status, tested = await ask("POST", f"/{made['id']}/test")
         assert (status, tested["taken"], tested["status"]) == (200, True, 204)
         assert receiver.events[0]["event"] == "test"
-        await eventually(lambda: known(it, it.node.registry.state.webhooks.version))
+        await eventually(lambda: known(it, it.node.ground.registry.state.webhooks.version))
         await it.call("echo/say", b"1")
         await eventually(lambda: len(receiver.taken) == 2)
         [shown] = (await ask("GET"))[1]["webhooks"]
@@ -461,7 +461,7 @@ async def test_a_node_connects_to_no_guarded_address_whatever_a_name_resolves_to
     (port,) = free_ports(1)
     async with world(tmp_path, webhook_addresses=read_addresses("10.0.0.0/8")) as it:
         await create(it, f"http://127.0.0.1:{port}/")
-        hook = it.node.registry.state.webhooks.by_id[A]
+        hook = it.node.ground.registry.state.webhooks.by_id[A]
         sender: Courier = it.node.serving.courier
 
         sent = await sender.send(hook, "evt", b"{}")

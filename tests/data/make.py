@@ -35,9 +35,9 @@ async def make(name: str) -> None:
         it.boot = "the boot that wrote it"
         await it.start()
         await it.register(HANDLERS)
-        await eventually(lambda: it.node.objects.why_not() is None, "a store that may be used")
+        await eventually(lambda: it.node.ground.objects.why_not() is None, "a store that may be used")
         command = it.invoke("agent/wait", ident=WAITING)
-        await it.node.router.submit(WAITING, command)
+        await it.node.serving.router.submit(WAITING, command)
         await it.reaches(WAITING, Status.SUSPENDED)
         assert await it.call("agent/echo", LARGE_VALUE, ident=LARGE) == [0, LARGE_VALUE]
         for _ in range(20):
@@ -49,8 +49,10 @@ async def make(name: str) -> None:
         place = Path(scratch) / "place"
         place.mkdir()
         if backup:
-            job = it.node.backups.begin(str(place))
-            await eventually(lambda: it.node.backups.recent()[0]["status"] == "succeeded", f"the backup {job['id']}")
+            job = it.node.serving.backups.begin(str(place))
+            await eventually(
+                lambda: it.node.serving.backups.recent()[0]["status"] == "succeeded", f"the backup {job['id']}"
+            )
         else:
             shutil.copy(file.path, HERE / f"{name}.snapshot")
         assert len([*store.glob("blobs/*/0000/*")]) == 1, "the large value"

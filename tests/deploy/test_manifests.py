@@ -150,15 +150,15 @@ def test_prometheus_gets_a_token_that_can_read_and_nothing_else(tmp_path: Path) 
         (root,) = tmp_path.rglob("admin-token")
         environ = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "HOLDFAST_ADMIN_URL": cli.at.node.admin_url,
+            "HOLDFAST_ADMIN_URL": cli.at.node.doors.urls.admin,
             "HOLDFAST_TOKEN_FILE": str(root),
         }
         for _ in range(2):
             subprocess.run([*service["entrypoint"], script], env=environ, check=True)
         token = (tmp_path / Path(scrape["authorization"]["credentials_file"]).name).read_text().strip()
 
-        assert ask(cli.at.node.admin_url + "/metrics", token) == 200
-        assert ask(cli.at.node.admin_url + "/tokens", token) == 403
+        assert ask(cli.at.node.doors.urls.admin + "/metrics", token) == 200
+        assert ask(cli.at.node.doors.urls.admin + "/tokens", token) == 403
         assert len(cli.json("token", "list", token=root.read_text().strip())["tokens"]) == 1
     assert "prometheus-token:/run/prometheus:ro" in services["prometheus"]["volumes"]
 

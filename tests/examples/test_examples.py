@@ -22,7 +22,7 @@ class Running(Client):
     """A client of a node in this process."""
 
     def __init__(self, node: Node) -> None:
-        super().__init__(node.ingress_url)
+        super().__init__(node.doors.urls.ingress)
         self.node = node
 
     async def __aenter__(self) -> Running:
@@ -39,7 +39,7 @@ async def running(path: Path, *services: Any) -> AsyncIterator[Running]:
     try:
         if server is not None:
             await server.start(port=0)
-            await node.registry.register(f"http://127.0.0.1:{server.port}")
+            await node.ground.registry.register(f"http://127.0.0.1:{server.port}")
         async with Running(node) as client:
             yield client
     finally:
@@ -132,7 +132,7 @@ async def test_handlers_mounted_in_fastapi_are_called_by_its_routes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path) as client, serving(fastapi_app.api) as url, aiohttp.ClientSession() as browser:
-        await client.node.registry.register(f"{url}/holdfast")
+        await client.node.ground.registry.register(f"{url}/holdfast")
         monkeypatch.setattr(fastapi_app, "client", client)
 
         answers = []

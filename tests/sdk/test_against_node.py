@@ -188,11 +188,11 @@ async def running(path: Path, world: World) -> AsyncIterator[tuple[Node, Server,
     await node.start()
     server = Server(world.services, suspend_after=0.1)
     await server.start(port=0)
-    client = Client(node.ingress_url, retry_for=30)
+    client = Client(node.doors.urls.ingress, retry_for=30)
     try:
         async with aiohttp.ClientSession() as session, asyncio.timeout(60):
             while True:
-                async with session.post(f"{node.admin_url}/deployments", json={"uri": server.uri}) as response:
+                async with session.post(f"{node.doors.urls.admin}/deployments", json={"uri": server.uri}) as response:
                     if response.status < 300:
                         break
                     assert response.status == 503, await response.text()
@@ -269,7 +269,7 @@ def test_the_sync_client_needs_no_event_loop(tmp_path: Path) -> None:
         async with running(tmp_path, world) as (node, _, _), asyncio.timeout(60):
 
             def use() -> None:
-                with SyncClient(node.ingress_url) as client:
+                with SyncClient(node.doors.urls.ingress) as client:
                     assert client.call(world.add, 4, key="sync") == 4
                     assert client.call(world.peek, key="sync") == 4
                     sent = client.send(world.many, 3, delay=0.05)
@@ -298,7 +298,7 @@ def test_cancelled_code_compensates(tmp_path: Path, handler: str) -> None:
             await asyncio.sleep(0.5)
             async with (
                 aiohttp.ClientSession() as session,
-                session.post(f"{node.admin_url}/invocations/{sent.invocation_id}/cancel") as response,
+                session.post(f"{node.doors.urls.admin}/invocations/{sent.invocation_id}/cancel") as response,
             ):
                 assert response.status < 300, await response.text()
 
@@ -314,7 +314,7 @@ def test_a_call_with_another_argument_in_replay_pauses_the_invocation(tmp_path: 
             sent = await client.send(world.prices)
             async with aiohttp.ClientSession() as session:
                 while True:
-                    async with session.get(f"{node.admin_url}/invocations/{sent.invocation_id}") as response:
+                    async with session.get(f"{node.doors.urls.admin}/invocations/{sent.invocation_id}") as response:
                         found = await response.json()
                     if found["status"] not in ("ready", "running", "suspended"):
                         break

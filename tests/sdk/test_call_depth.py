@@ -50,16 +50,16 @@ def test_a_handler_that_calls_itself_without_end_fails_at_the_limit(tmp_path: Pa
         handlers = Handlers()
         server = Server([handlers.service, handlers.mirror], suspend_after=0.05)
         await server.start(port=0)
-        await it.node.registry.register(server.uri, force=True)
+        await it.node.ground.registry.register(server.uri, force=True)
         try:
-            async with Client(it.node.ingress_url) as client:
+            async with Client(it.node.doors.urls.ingress) as client:
                 handle = await client.send("deep/dig", 0)
                 await eventually(lambda: handlers.begun[5], "the chain reaches its middle")
 
                 await it.restart()
                 handlers.gate.set()
 
-            async with Client(it.node.ingress_url) as client:
+            async with Client(it.node.doors.urls.ingress) as client:
                 try:
                     await client.attach(handle.invocation_id)
                     raise AssertionError("it came back from the deep")

@@ -52,7 +52,7 @@ async def handlers_and_node(path: Path, server: tuple[str, ...] = ()) -> AsyncIt
                         break
                 except aiohttp.ClientError:
                     await asyncio.sleep(0.02)
-        await it.node.registry.register(handlers.url, force=True)
+        await it.node.ground.registry.register(handlers.url, force=True)
         yield it, handlers
     finally:
         handlers.kill()
@@ -83,7 +83,7 @@ def test_a_blocked_loop_is_reported_and_its_attempts_continue(tmp_path: Path, se
             assert "the handler `neighbours/block` blocks the event loop at" in log
             assert "tests/promises/handlers.py:" in log
             await eventually(lambda: "it was blocked for" in handlers.log.read_text())
-            (health,) = it.node.healths.here()
+            (health,) = it.node.ground.healths.here()
             assert health.blocked == 1
             assert health.last_block.startswith("the handler `neighbours/block` blocked the event loop for 5.")
 
@@ -97,7 +97,7 @@ def test_a_blocked_loop_is_shown_while_it_is_blocked(tmp_path: Path, server: tup
         async with handlers_and_node(tmp_path, server) as (it, handlers):
 
             async def ask(path: str) -> dict[str, Any]:
-                async with aiohttp.ClientSession() as session, session.get(it.node.admin_url + path) as answer:
+                async with aiohttp.ClientSession() as session, session.get(it.node.doors.urls.admin + path) as answer:
                     assert answer.status == 200
                     shown: dict[str, Any] = await answer.json()
                     return shown
@@ -109,7 +109,7 @@ def test_a_blocked_loop_is_shown_while_it_is_blocked(tmp_path: Path, server: tup
 
             blocking = await it.send("neighbours/block", json.dumps({"mark": "a", "seconds": 6}).encode())
             await eventually(lambda: effects(handlers)["before"])
-            await eventually(lambda: it.node.healths.here()[0].stall)
+            await eventually(lambda: it.node.ground.healths.here()[0].stall)
             behind = await it.send("neighbours/take_time", json.dumps({"mark": "b", "seconds": 0}).encode())
 
             (listed,) = (await ask("/deployments"))["deployments"]
@@ -122,7 +122,9 @@ def test_a_blocked_loop_is_shown_while_it_is_blocked(tmp_path: Path, server: tup
             why = (await ask(f"/invocations/{format_id(behind)}"))["why_not_running"]
             assert why is not None and "the handler `neighbours/block` blocks the event loop" in why
             line = await asyncio.to_thread(
-                lambda: CliRunner().invoke(main, ["deployments", "list", "--admin-url", it.node.admin_url]).output
+                lambda: (
+                    CliRunner().invoke(main, ["deployments", "list", "--admin-url", it.node.doors.urls.admin]).output
+                )
             )
             assert "stalled for" in line and "neighbours/block" in line
 
@@ -141,14 +143,14 @@ def test_a_server_whose_socket_is_out_of_reach_is_reported_and_keeps_its_attempt
             await eventually(lambda: effects(handlers)["before"])
             began_at = time.monotonic()
 
-            await eventually(lambda: it.node.healths.here()[0].stall)
+            await eventually(lambda: it.node.ground.healths.here()[0].stall)
 
             assert time.monotonic() - began_at < 6, "it is noticed long before the node gives up"
-            assert "it does not answer pings" in it.node.healths.here()[0].stall
+            assert "it does not answer pings" in it.node.ground.healths.here()[0].stall
             assert await it.completed(blocking) == [0, b'"done"']
             record = it.record(blocking)
             assert record is not None and (record.epoch, record.losses) == (1, 0), "no attempt was lost"
-            assert not it.node.healths.here()[0].stall
+            assert not it.node.ground.healths.here()[0].stall
 
     asyncio.run(run())
 
@@ -165,7 +167,7 @@ def test_a_process_that_hangs_is_noticed_and_its_attempts_are_started_again(
             stopped_at = time.monotonic()
             handlers.signal(signal.SIGSTOP)
 
-            await eventually(lambda: it.node.healths.here()[0].is_down)
+            await eventually(lambda: it.node.ground.healths.here()[0].is_down)
 
             noticed_s = time.monotonic() - stopped_at
             assert noticed_s < SETTINGS.silence_s + 5, "soon after the ping that was not answered"

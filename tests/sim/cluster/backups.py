@@ -94,7 +94,7 @@ class Backups:
             return
         indexes = tuple(reference.index for reference in world.oracle.references)
         try:
-            id_ = node.backups.begin(world.vault.url)["id"]
+            id_ = node.serving.backups.begin(world.vault.url)["id"]
         except Conflict:
             world.counts["backups refused: one is being made"] += 1
             return
@@ -108,7 +108,7 @@ class Backups:
         if process.node is not node or self.world.era:
             self.world.counts["backups whose maker died"] += self.seen[id_]["status"] == "running"
             return
-        job = self.seen[id_] = next(job for job in node.backups.recent() if job["id"] == id_)
+        job = self.seen[id_] = next(job for job in node.serving.backups.recent() if job["id"] == id_)
         if job["status"] == "running":
             self.world.after(LOOK_S, partial(self._look, process, node, id_))
         else:
@@ -120,7 +120,7 @@ class Backups:
 
         async def cancel(node: Node) -> None:
             try:
-                await node.backups.cancel(id_)
+                await node.serving.backups.cancel(id_)
             except Circumstance:
                 return
 

@@ -169,7 +169,7 @@ class Clients:
             then()
             return True
 
-        self.ask(lambda node: node.registry.register(uri), registered, delay=delay)
+        self.ask(lambda node: node.ground.registry.register(uri), registered, delay=delay)
 
     # -- programs --------------------------------------------------------------------------------------------------------
 
@@ -290,7 +290,7 @@ class Clients:
         ident = self.idents[root.number]
         command: Command = Cancel(ident) if root.ending == "cancel" else Kill(ident)
         self.ask(
-            lambda node: node.router.submit(ident, command),
+            lambda node: node.serving.router.submit(ident, command),
             lambda result, process: result.code != 404,
             delay=delay,
         )
@@ -330,7 +330,7 @@ class Clients:
         running = [record.id for reference in self.world.oracle.references for record in reference.active()]
         if running:
             ident = self.world.rng.choice(running)
-            self.ask(lambda node: node.router.submit(ident, Pause(ident)), lambda result, process: True)
+            self.ask(lambda node: node.serving.router.submit(ident, Pause(ident)), lambda result, process: True)
 
     def operate(self) -> None:
         """Check paused invocations: decide steps in doubt, and resume the others."""
@@ -373,6 +373,6 @@ class Clients:
     async def _submit(node: Node, ident: InvocationId, command: Command) -> Result | None:
         """If the outcome is unknown, the operator checks again."""
         try:
-            return await node.router.submit(ident, command)
+            return await node.serving.router.submit(ident, command)
         except ProposalError:
             return None

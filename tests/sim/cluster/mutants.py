@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
-from holdfast.cluster import node
+from holdfast.cluster import ground
 from holdfast.cluster.backup import restoring
 from holdfast.cluster.clock import Clock
 from holdfast.cluster.groups import FIRST_PARTITION_GROUP
@@ -227,9 +227,9 @@ def serves_nothing_while_hollow() -> list[Patch]:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop) and loop.process.node is not None
         node = loop.process.node
-        for group in list(node.log.host.hollow):
-            machine = node.replicas.machines[group - FIRST_PARTITION_GROUP]
-            await node.catch_up.fill(node.log, group, machine, lambda: sorted(node.config.peers))
+        for group in list(node.ground.log.host.hollow):
+            machine = node.ground.replicas.machines[group - FIRST_PARTITION_GROUP]
+            await node.ground.catch_up.fill(node.ground.log, group, machine, lambda: sorted(node.config.peers))
 
     original = Joining._catch_up
     return [(Joining, "_catch_up", catch_up)]
@@ -278,7 +278,7 @@ def plan_forgotten_early() -> list[Patch]:
         return plan
 
     original = restoring.read_plan
-    return [(node, "read_plan", read_plan)]
+    return [(ground, "read_plan", read_plan)]
 
 
 def names_used_again() -> list[Patch]:

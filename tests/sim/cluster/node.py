@@ -126,8 +126,8 @@ class WatchedMachine(PartitionMachine):
 
     def apply(self, entries: Sequence[Committed]) -> None:
         node = self._process.node
-        if self._process.world.profile.deaf and node is not None and self.number in node.replicas.every:
-            node.replicas.every[self.number].settle = _tell_nobody
+        if self._process.world.profile.deaf and node is not None and self.number in node.ground.replicas.every:
+            node.ground.replicas.every[self.number].settle = _tell_nobody
         self._process.world.oracle.about_to_apply(self._process.name, self.number, entries)
         super().apply(entries)
 
@@ -231,7 +231,7 @@ class SimEnvironment(Environment):
         state.files, state.forget = process.files, lambda: process.states.pop(number)
         process.states[number] = state
         node = process.node
-        if node is not None and node.founding.restored:
+        if node is not None and node.ground.record.founding.restored:
             process.world.oracle.begins_with(process, number, state)
         return WatchedMachine(process, number, state, partitions=partitions, origin=self.entropy.bytes(ORIGIN_BYTES))
 
@@ -266,7 +266,7 @@ async def start(process: Process, node: Node) -> None:
     """Like `Node.start`, without the doors: clients of the simulator do not use HTTP."""
     await node.open()
     process.linked = True
-    for group in sorted(node.log.host.hollow):
+    for group in sorted(node.ground.log.host.hollow):
         process.world.oracle.is_hollow(process, group)
     serving = await node.join()
     process.door = Exchange(node.config, serving.clients, source="ingress")

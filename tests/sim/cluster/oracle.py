@@ -258,7 +258,7 @@ class Oracle:
     def about_to_trim(self, process: Process, group: int, index: int) -> None:
         """A snapshot has everything that the log forgets, and survives a power loss at this very moment."""
         assert process.node is not None
-        durable = process.files.durable_snapshot(process.node.snapshots.directory(group))
+        durable = process.files.durable_snapshot(process.node.ground.snapshots.directory(group))
         if durable < index:
             self.violate(f"{process.name} trims group {group} to {index}, and its durable snapshot is at {durable}")
         process.wiped.discard(group)

@@ -202,7 +202,7 @@ class Faults:
 
     def can_spare_one(self) -> bool:
         """A careful operator checks first: one at a time, and only if each partition has three replicas on four nodes."""
-        memberships = [p.node.meta.state.membership for p in self.world.serving() if p.node is not None]
+        memberships = [p.node.ground.meta.state.membership for p in self.world.serving() if p.node is not None]
         return (
             self.leaving is None
             and bool(memberships)
@@ -222,14 +222,14 @@ class Faults:
         nodes = [p.node for p in world.serving() if p.node is not None and p.node.is_serving and p is not process]
         shown = [
             None
-            if (known := node.meta.state.membership.nodes.get(process.name)) is None
+            if (known := node.ground.meta.state.membership.nodes.get(process.name)) is None
             else node.serving.operations.show(known)
             for node in nodes
         ]
         if not shown or any(view is None or view["state"] != REMOVED or view["replicas"] for view in shown):
             world.after(0.3, lambda: self._let_go(process))
             return
-        voters = {name for node in nodes for name in node.log.group(META_GROUP).status().members}
+        voters = {name for node in nodes for name in node.ground.log.group(META_GROUP).status().members}
         if process.name in voters:
             world.violate(f"{process.name} is shown with 0 replicas while it votes in the meta group")
         self.leaving = None
@@ -325,7 +325,7 @@ class Faults:
             node = process.node
             assert node is not None
             if _leads(process, group) and process.name != to:
-                process.run(lambda n=node: n.log.group(group).transfer(to))  # type: ignore[misc]
+                process.run(lambda n=node: n.ground.log.group(group).transfer(to))  # type: ignore[misc]
 
     def jump(self) -> None:
         """The wall clock is changed, and corrected before the node restarts."""
@@ -336,7 +336,8 @@ class Faults:
 
 
 def _leads(process: Process, group: int) -> bool:
-    replica = None if process.node is None else process.node.log.host.replicas.get(GroupId(group))
+    node = process.node
+    replica = node.ground.log.host.replicas.get(GroupId(group)) if node is not None and node.is_open else None
     return replica is not None and replica.engine.is_leader
 
 
@@ -390,7 +391,7 @@ def _live(world: World) -> None:
 
     def is_idle() -> bool:
         members = [process.node for process in world.members() if process.serving]
-        agree = len({node.meta.applied for node in members if node is not None}) == 1
+        agree = len({node.ground.meta.applied for node in members if node is not None}) == 1
         return agree and len(members) == len(world.members()) and not any(map(_busy, world.serving()))
 
     # A node may have begun to lead in the meantime, fire a timer, or be about to stop and start, or to wake from a
@@ -454,13 +455,13 @@ def _check_node(world: World, process: Process, clients: Clients) -> None:
     if node is None or not process.serving:
         world.violate(f"{process.name} does not serve in the end")
         return
-    uris = {deployment.uri for deployment in node.registry.state.deployments.values()}
+    uris = {deployment.uri for deployment in node.ground.registry.state.deployments.values()}
     if not clients.registered <= uris:
         world.violate(f"{process.name} has forgotten {clients.registered - uris}")
-    if len(node.replies):
-        world.violate(f"{process.name} still has {len(node.replies)} waiting clients")
-    if node.invoker.attempts:
-        world.violate(f"{process.name} still has attempts: {list(node.invoker.attempts)}")
+    if len(node.ground.replies):
+        world.violate(f"{process.name} still has {len(node.ground.replies)} waiting clients")
+    if node.ground.invoker.attempts:
+        world.violate(f"{process.name} still has attempts: {list(node.ground.invoker.attempts)}")
     if _busy(process):
         world.violate(f"{process.name} still has commands under way")
 

@@ -505,7 +505,7 @@ class World:
             return False
         if node is None or not process.serving:
             return True
-        replicas = node.meta.state.membership.table.get(number)
+        replicas = node.ground.meta.state.membership.table.get(number)
         return replicas is not None and process.name in replicas.members
 
     async def discover(self, uri: str) -> Offer:
