@@ -18,8 +18,11 @@ async def running(config: Config, *, closed: str = "") -> AsyncIterator[Node]:
     """A started node, stopped at the end. `closed`: why its ingress accepts no requests yet."""
     from holdfast.cluster.http.descriptors import raise_limit
     from holdfast.cluster.node import Node
+    from holdfast.cluster.observe.core_dumps import forbid_core_dumps
     from holdfast.sdk.loop import calm_collector
 
+    if config.core_dumps == "off":
+        forbid_core_dumps()
     raise_limit()
     node = Node(config)
     node.closed = closed

@@ -105,6 +105,9 @@ class Config:
     cors_origins: tuple[str, ...] = ()
     # Headers of requests that are secrets: neither journaled nor passed on to handlers. `x-secret-*` names all that begin so.
     redact_headers: tuple[str, ...] = REDACTED
+    # Whether a crash may leave a core dump (`on`), which holds tokens, keys and payloads, and debuggers of the same user may
+    # attach.
+    core_dumps: str = "off"
     tls_cert: Path | None = None  # Certificate of this node, for TLS between nodes instead of a secret.
     tls_key: Path | None = None  # Private key of that certificate.
     tls_ca: Path | None = None  # Certificate of the authority that signs the certificates of all nodes.
@@ -454,6 +457,12 @@ def read_auth(value: Any) -> str:
     return str(value)
 
 
+def read_switch(value: Any) -> str:
+    if value not in ("on", "off"):
+        raise ValueError(f"{value!r:.80} is neither on nor off")
+    return str(value)
+
+
 _SETTINGS: Final[dict[str, Callable[[Any], Any]]] = {
     "node": read_name,
     "cluster": read_cluster_name,
@@ -483,6 +492,7 @@ _SETTINGS: Final[dict[str, Callable[[Any], Any]]] = {
     "session_lifetime": read_seconds(60, 30 * 86400),
     "allowed_hosts": read_hosts,
     "redact_headers": read_header_names,
+    "core_dumps": read_switch,
     "cors_origins": read_origins,
     "tls_cert": read_file,
     "tls_key": read_file,

@@ -70,6 +70,7 @@ def test_idle_connections_do_not_lock_clients_out_of_a_node_with_256_descriptors
         "HOLDFAST_ADMIN": f"127.0.0.1:{admin}",
         "HOLDFAST_PEER": f"127.0.0.1:{peer}",
         "HOLDFAST_PARTITIONS": "2",
+        "HOLDFAST_CORE_DUMPS": "on",  # Otherwise only root may look at its descriptors.
     }
     with (tmp_path / "log").open("wb") as log:
         node = subprocess.Popen(
