@@ -25,6 +25,8 @@ from tests.promises.processes import Handlers
 
 #: Streams that are silent for three seconds are closed; the thread must send a heartbeat earlier.
 SETTINGS = Settings(prompt_s=2.0)
+#: How precisely a node knows when it last heard from an endpoint (`heard_at`).
+HEARD_TO_S = 1.0
 
 
 SERVERS = [
@@ -175,4 +177,42 @@ def test_a_process_that_hangs_is_noticed_and_its_attempts_are_started_again(
             handlers.signal(signal.SIGCONT)
             assert await it.completed(ident) == [0, b'"slow"']
 
+    asyncio.run(run())
+
+
+@pytest.mark.limit(60)
+def test_a_process_that_hangs_is_shown_within_ten_seconds_under_every_server(tmp_path: Path) -> None:
+    """hypercorn's socket is out of reach, so its process may only be blocked: its attempts stay, and operators are told."""
+
+    async def run() -> None:
+        async with handlers_and_node(tmp_path, ("hypercorn",)) as (it, handlers), aiohttp.ClientSession() as session:
+
+            async def ask(path: str) -> dict[str, Any]:
+                async with session.get(it.node.doors.urls.admin + path) as answer:
+                    shown: dict[str, Any] = await answer.json()
+                    return shown
+
+            ident = await it.send("neighbours/take_time", json.dumps({"mark": "a", "seconds": 1}).encode())
+            await eventually(lambda: effects(handlers)["slow begins"])
+            stopped_at = time.monotonic()
+            handlers.signal(signal.SIGSTOP)
+
+            await eventually(lambda: it.node.ground.healths.here()[0].stall)
+
+            noticed_s = time.monotonic() - stopped_at
+            assert noticed_s < SETTINGS.silence_s + 5, "soon after the ping that was not answered"
+            (listed,) = (await ask("/deployments"))["deployments"]
+            assert listed["health"]["status"] == "stalled"
+            assert "its process hangs, or something blocks" in listed["health"]["nodes"][0]["stall"]
+            behind = await it.send("neighbours/take_time", json.dumps({"mark": "b", "seconds": 0}).encode())
+            await eventually(lambda: it.record(behind) is not None)
+            why = (await ask(f"/invocations/{format_id(behind)}"))["why_not_running"]
+            assert why is not None and "does not answer pings" in why
+
+            handlers.signal(signal.SIGCONT)
+            assert await it.completed(ident) == [0, b'"slow"']
+            record = it.record(ident)
+            assert record is not None and (record.epoch, record.losses) == (1, 0), "no attempt was started again"
+
+    assert Settings().silence_s + HEARD_TO_S < 10, "with the times that nodes use"
     asyncio.run(run())
