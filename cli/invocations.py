@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -11,6 +10,7 @@ import click
 
 from holdfast.cli import client
 from holdfast.cli.client import Failed
+from holdfast.cli.journals import print_journal, short
 from holdfast.cli.output import Function, admin_option, age, counted, fields, json_option, print_json, size, table
 from holdfast.cli.trees import print_tree, value
 from holdfast.cluster.durations import format_duration_ms
@@ -97,7 +97,7 @@ def list_invocations(order: str, limit: int, admin_url: str, as_json: bool, **ch
             (
                 each["id"], _target(each), each["end"] or each["status"], age(each["created_at"]), each["steps"],
                 each["failures"] + (each.get("lost_streams") or 0) or None,
-                _short(failure["message"]) if (failure := each.get("failure")) else None,
+                short(failure["message"]) if (failure := each.get("failure")) else None,
             )
             for each in found
         ),
@@ -115,15 +115,15 @@ def _target(each: dict[str, Any]) -> str:
 @invocations.command()
 @click.argument("id_", metavar="ID")
 @click.option(
-    "--tree", "as_tree", is_flag=True, help="Show its callers, calls and sends as a tree, instead of its steps."
+    "--tree", "as_tree", is_flag=True, help="Show the whole tree of callers, calls and sends, with their steps."
 )
 @admin_option
 @json_option
 def describe(id_: str, as_tree: bool, admin_url: str, as_json: bool) -> None:
-    """Show one invocation: its status, why it is not running, and its steps, or the tree of calls that it belongs to."""
+    """Show one invocation: its status, why it is not running, and its steps, or the tree that it belongs to."""
     if as_tree:
         tree = client.admin(admin_url, "GET", client.path("invocations", id_, "tree"))
-        print_json(tree) if as_json else print_tree(tree, id_)
+        print_json(tree) if as_json else print_tree(tree, id_, admin_url)
         return
     shown = client.admin(admin_url, "GET", client.path("invocations", id_))
     journal = client.admin(admin_url, "GET", client.path("invocations", id_, "journal"))
@@ -194,56 +194,6 @@ def _sizes(shown: dict[str, Any]) -> str:
     journal = f"{size(shown['journal_bytes'])} of journal"
     large = shown.get("large_values", 0)  # Older nodes do not report it.
     return f"{journal}, {size(shown['large_bytes'])} in {counted(large, 'large value')}" if large else journal
-
-
-def print_journal(journal: dict[str, Any]) -> None:
-    table(
-        ("STEP", "OP", "WHAT", "BEGAN", "TOOK", "ATTEMPT", "OUTCOME"),
-        (
-            (step["index"], step["op"], _what(step), step.get("began_at"), _took(step), step.get("attempt"), _outcome(step))
-            for step in journal["steps"]
-        ),
-        empty="The journal is empty.",
-    )  # fmt: skip
-    if journal["next"] is not None:
-        click.echo(f"There are more steps: holdfast invocations journal --start {journal['next']}", err=True)
-
-
-def _took(step: dict[str, Any]) -> str | None:
-    duration = step.get("duration_ms")
-    return format_duration_ms(duration) if duration is not None and step["op"] != "input" else None
-
-
-def _what(step: dict[str, Any]) -> str:
-    argument = {name: value for name, value in step["argument"].items() if value not in (None, "", {})}
-    name = argument.pop("name", None)
-    if step["op"] in ("call", "send") and "service" in argument:
-        key = f"/{argument.pop('key')}" if "key" in argument else ""
-        name = f"{argument.pop('service')}{key}/{argument.pop('handler', '')}"
-    trace = argument.pop("trace", None)
-    if trace:
-        argument["at"] = trace[-1]
-    rest = ", ".join(f"{field} {_short(value)}" for field, value in argument.items())
-    return " ".join(part for part in (name, rest) if part)
-
-
-def _outcome(step: dict[str, Any]) -> str:
-    if step["abandoned"]:
-        return "abandoned"
-    outcome = step["outcome"]
-    if outcome is None:
-        return "" if step["completed_as"] or step["op"] in _WITHOUT_OUTCOME else "waiting"
-    if "failure" in outcome:
-        return f"failed: {outcome['failure']['message']}"
-    return _short(outcome["value"])
-
-
-_WITHOUT_OUTCOME = ("set", "clear", "clear_all", "send", "cancel", "resolve_awakeable")
-
-
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 100 else text[:97] + "..."
 
 
 @invocations.command()

@@ -1,43 +1,87 @@
-"""`holdfast invocations describe --tree` and `holdfast invocations value`: calls below an invocation, and whole values."""
+"""`holdfast invocations describe --tree` and `holdfast invocations value`: a tree of calls with steps, and whole values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import click
 
 from holdfast.cli import client
 from holdfast.cli.calls import print_body, shown_body
+from holdfast.cli.client import Failed
+from holdfast.cli.journals import outcome, took, what
 from holdfast.cli.output import admin_option, coloured, console, json_option, print_json
 from holdfast.cluster.durations import format_duration_ms
 
+#: Journals that are read for one tree, and steps that are shown of each. Of other invocations, only the calls are shown.
+JOURNALS_MAX: Final = 50
+STEPS_MAX: Final = 100
 
-def print_tree(tree: dict[str, Any], chosen: str) -> None:
-    """The tree of calls, with the chosen invocation marked."""
-    below: dict[str | None, list[dict[str, Any]]] = {}
-    for node in tree["nodes"]:
-        below.setdefault(node["parent"], []).append(node)
-    [root] = [node for node in tree["nodes"] if node["id"] == tree["root"]]
-    for line in _lines(root, below, chosen):
+
+class _Branch(NamedTuple):
+    text: str
+    below: Sequence[_Branch] = ()
+
+
+def print_tree(tree: dict[str, Any], chosen: str, admin_url: str) -> None:
+    """The tree of calls with the steps of its invocations, and the chosen invocation marked."""
+    for line in _lines(_branches(tree, chosen, admin_url)):
         console().print(line, soft_wrap=True)
     if not tree["complete"]:
         click.echo(f"The tree has more than these {len(tree['nodes'])} invocations.", err=True)
 
 
-def _lines(root: dict[str, Any], below: dict[str | None, list[dict[str, Any]]], chosen: str) -> Iterator[str]:
+def _branches(tree: dict[str, Any], chosen: str, admin_url: str) -> _Branch:
+    """Children come after their parents in the list, so it is read from its end."""
+    journals = _journals(tree, chosen, admin_url)
+    below: dict[str, list[tuple[dict[str, Any], _Branch]]] = {}
+    made = _Branch("")
+    for node in reversed(tree["nodes"]):
+        calls = below.get(node["id"], [])[::-1]
+        made = _Branch(_show(node, chosen), _steps(journals.get(node["id"], []), calls))
+        below.setdefault(node["parent"], []).append((node, made))
+    return made
+
+
+def _journals(tree: dict[str, Any], chosen: str, admin_url: str) -> dict[str, list[dict[str, Any]]]:
+    """The steps of the chosen invocation and of the first others."""
+    known = [node["id"] for node in tree["nodes"] if node["status"] is not None]
+    found = {}
+    for id_ in sorted(known, key=lambda id_: id_ != chosen)[:JOURNALS_MAX]:
+        try:
+            where = client.path("invocations", id_, "journal")
+            found[id_] = client.admin(admin_url, "GET", where, parameters={"start": 1, "limit": STEPS_MAX})["steps"]
+        except Failed:
+            continue  # It was removed since the tree was read.
+    return found
+
+
+def _steps(steps: list[dict[str, Any]], calls: list[tuple[dict[str, Any], _Branch]]) -> list[_Branch]:
+    """The steps in their order, with the invocations that they began in the place of calls and sends."""
+    rows = [(node["step"] or 0, branch) for node, branch in calls]
+    shown = {node["step"] for node, _ in calls}
+    rows += [(step["index"], _Branch(_step(step))) for step in steps if step["index"] not in shown]
+    if len(steps) == STEPS_MAX:
+        rows.append((steps[-1]["index"], _Branch("…")))
+    return [branch for _, branch in sorted(rows, key=lambda row: row[0])]
+
+
+def _step(step: dict[str, Any]) -> str:
+    parts = (f"step {step['index']}: {step['op']}", what(step), took(step) or "", outcome(step))
+    return coloured("  ".join(part for part in parts if part))
+
+
+def _lines(root: _Branch) -> Iterator[str]:
     """Without recursion, because a chain of calls may be long."""
     left = [(root, "", "")]
     while left:
-        node, before, indent = left.pop()
-        yield f"{before}{_show(node, chosen)}"
-        children = below.get(node["id"], [])
-        following = []
-        for index, child in enumerate(children):
-            last = index == len(children) - 1
-            following.append((child, f"{indent}{'└─ ' if last else '├─ '}", f"{indent}{'   ' if last else '│  '}"))
-        left += reversed(following)
+        branch, before, indent = left.pop()
+        yield f"{before}{branch.text}"
+        for index, child in reversed(list(enumerate(branch.below))):
+            last = index == len(branch.below) - 1
+            left.append((child, f"{indent}{'└─ ' if last else '├─ '}", f"{indent}{'   ' if last else '│  '}"))
 
 
 def _show(node: dict[str, Any], chosen: str) -> str:

@@ -160,6 +160,13 @@ def test_an_invocation_is_shown_with_its_tree_and_its_values(cli: Cli) -> None:
 
     assert lines[0].startswith(f"outer/run  {root}  succeeded after ")
     assert lines[1].startswith(f"└─ step 1: echo/say  {child}  succeeded after ") and lines[1].endswith("← this one")
+    trip = cli.ok("send", "trips/book", "1").strip()
+    cli.reaches(trip, "completed")
+    steps = cli.ok("invocations", "describe", trip, "--tree").splitlines()
+    assert [re.split(" {2,}", line)[:2] for line in steps[1:]] == [
+        ["├─ step 1: run", "flight"], ["├─ step 2: run", "hotel"], ["└─ step 3: run", "car"],
+    ]  # fmt: skip
+    assert '{"booked": "car"}' in steps[3]
     assert re.search(r"calls and sends +1", cli.ok("invocations", "describe", root))
     assert f"{root}, step 1" in cli.ok("invocations", "describe", child)
     assert cli.ok("invocations", "value", child) == large + "\n"
