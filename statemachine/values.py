@@ -123,7 +123,9 @@ def edit(state: State, command: SetState) -> Result:
     keyed = state.object(object_id(command.service, command.key), command.service, command.key)
     if keyed.holder:
         return Result(Code.CONFLICT, "an invocation holds this key: wait until it is completed, or cancel it")
-    if state.level >= 2 and command.expect is not None:
+    if command.expect is not None:
+        if state.level < 2:  # Proposed when every node supports level 2, and before this partition was told.
+            return Result(Code.CONFLICT, "the partition is being upgraded: try again in a moment")
         differing = [name for name, mark in command.expect.items() if mark != _fingerprint_of(state, keyed, name)]
         if differing:
             return Result(Code.CONFLICT, "the state has changed", differing)

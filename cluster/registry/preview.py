@@ -64,9 +64,9 @@ def _changes_of(state: MetaState, new: Service) -> Iterator[str]:
         yield f"{new.name}: new {new.kind} with {names}"
         return
     assert deployment is not None
-    before = len(list(_differences(old, new)))
-    yield from _differences(old, new)
-    if not before:
+    found = list(_differences(old, new))
+    yield from found
+    if not found:
         yield f"{new.name}: unchanged, moves here from {deployment.id}"
 
 

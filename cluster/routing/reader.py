@@ -261,7 +261,10 @@ class Reader:
 
     async def _after_parent(self, wanted: Filter, parent: InvocationId) -> Filter:
         """Calls begin after their caller, so those of a new one are found without reading all older invocations."""
-        caller = await self.describe(parent)
+        try:
+            caller = await self.describe(parent)
+        except ProposalError:
+            return wanted  # Its partition does not answer. Its calls are found anyway.
         if caller is None:
             return wanted
         since_ms = max(caller.record.created_ms - CLOCKS_DIFFER_MS, wanted.created_since_ms or 0, 0)

@@ -14,6 +14,7 @@ from holdfast.statemachine.commands import (
     Invoke,
     Kill,
     Mode,
+    RaiseLevel,
     Redispatch,
     Retry,
     SetState,
@@ -195,6 +196,19 @@ def test_an_edit_that_expects_other_values_changes_nothing() -> None:
     assert rig.result.code == 0 and rig.values("greeter", "k") == {"x": b"9", "y": b"2"}
     rig.do(SetState("greeter", "k", {"x": b"8"}, False, {}))
     assert rig.result.code == 0
+
+
+def test_an_edit_that_expects_values_is_refused_until_the_level_is_raised() -> None:
+    rig = Rig()
+    rig.state = State(0, 1, level=1)
+    edit = SetState("greeter", "k", {"x": b"9"}, False, {})
+
+    rig.do(edit)
+    assert rig.result.code == 409 and "being upgraded" in rig.result.message and rig.values("greeter", "k") == {}
+    rig.do(RaiseLevel(2))
+    rig.do(edit)
+
+    assert rig.values("greeter", "k") == {"x": b"9"}
 
 
 def test_a_value_has_one_fingerprint_wherever_it_is() -> None:
