@@ -30,19 +30,21 @@ def follow(admin_url: str, wanted: dict[str, str | None]) -> Iterator[Event]:
     is_connected = is_waiting = False
     while True:
         try:
-            kind, data = "", ""
+            kind, data, id_ = "", "", last
             headers = {} if last is None else {"Last-Event-ID": last}
             for line in client.lines(admin_url, "/events", parameters=wanted, headers=headers, silence_s=SILENCE_S):
                 name, _, value = line.partition(": ")
                 if name == "id":
-                    last = value
+                    id_ = value
                 elif name == "event":
                     kind = value
                 elif name == "data":
                     data = value
-                elif not line and kind:
-                    is_connected, is_waiting = True, False
-                    yield Event(kind, json.loads(data))
+                elif not line:
+                    last = id_  # Not before the block is whole: its event would be lost if the connection broke now.
+                    if kind:
+                        is_connected, is_waiting = True, False
+                        yield Event(kind, json.loads(data))
                     kind = ""
         except Unanswered as error:
             if not is_connected:

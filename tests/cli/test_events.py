@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.cli import client
 from holdfast.cli import events as module
 from holdfast.cli.client import Failed, Unanswered
 from holdfast.cli.events import follow, line_of
@@ -77,6 +78,25 @@ def test_a_broken_connection_is_continued_after_the_last_event(cli: Cli) -> None
     hello = followed.next()
     assert (hello.kind, hello.data["resumed"]) == ("hello", True)
     assert followed.next().data["id"] == second
+
+
+def test_an_event_that_was_cut_in_the_midst_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+    answers = [
+        ["id: 1", "event: hello", "data: {}", "", "id: 2", "event: cluster"],
+        ["id: 3", "event: reset", "data: {}", ""],
+    ]
+
+    def lines(url: str, where: str, *, headers: dict[str, str], **_: Any) -> Iterator[str]:
+        asked.append(headers.get("Last-Event-ID"))
+        return iter(answers.pop(0))
+
+    monkeypatch.setattr(client, "lines", lines)
+    monkeypatch.setattr(module, "RETRY_S", 0)
+    followed = follow("http://127.0.0.1", {})
+
+    assert [next(followed).kind, next(followed).kind] == ["hello", "reset"]
+    assert asked == [None, "1"]
 
 
 def test_what_is_wrong_with_the_request_is_said_at_once(cli: Cli) -> None:
