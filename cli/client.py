@@ -194,11 +194,7 @@ def lines(
         raise _unanswered(url, error) from None
     with response:
         if response.status >= 400:
-            answer = Answer(response.status, dict(response.headers), response.read())
-            try:
-                checked(answer)
-            except Failed as error:
-                raise (Unanswered(error.message, error.hint) if response.status == 503 else error) from None
+            checked(Answer(response.status, dict(response.headers), response.read()))
         with suppress(OSError, http.client.HTTPException):
             for raw in response:
                 yield raw.decode(errors="replace").rstrip("\r\n")
@@ -310,7 +306,8 @@ def checked(answer: Answer) -> Answer:
         return answer
     try:
         error = json.loads(answer.body)
-        raise Failed(f"{error['message']} ({answer.status})", error.get("hint"), error.get("details"))
+        kind = Unanswered if answer.status == 503 else Failed
+        raise kind(f"{error['message']} ({answer.status})", error.get("hint"), error.get("details"))
     except (ValueError, KeyError, TypeError):
         raise Failed(f"status {answer.status}: {answer.body[:300].decode(errors='replace')}") from None
 

@@ -74,10 +74,12 @@ def events(id_: str | None, admin_url: str, as_json: bool, **chosen: str | None)
     holdfast events --kinds invocation --status paused,backing-off
     holdfast events --service trips --json
     """
-    for kind, data in follow(admin_url, {**chosen, "id": id_}):
-        if kind == "hello":
-            continue
-        click.echo(json.dumps({"event": kind, **data}) if as_json else client.printable(line_of(kind, data)))
+    try:
+        for kind, data in follow(admin_url, {**chosen, "id": id_}):
+            if kind != "hello":
+                click.echo(json.dumps({"event": kind, **data}) if as_json else client.printable(line_of(kind, data)))
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(130) from None
 
 
 def line_of(kind: str, data: dict[str, Any]) -> str:

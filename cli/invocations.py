@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
 import click
+from rich.table import Table
 
 from holdfast.cli import client
 from holdfast.cli.client import Failed
 from holdfast.cli.journals import print_journal, short
-from holdfast.cli.output import Function, admin_option, age, counted, fields, json_option, print_json, size, table
+from holdfast.cli.output import (
+    Function,
+    admin_option,
+    age,
+    counted,
+    fields,
+    json_option,
+    made_table,
+    print_json,
+    size,
+    table,
+)
 from holdfast.cli.trees import print_tree, value
+from holdfast.cli.watch import keep_current
 from holdfast.cluster.durations import format_duration_ms
 
 _FILTERS = (
@@ -55,6 +68,9 @@ def filters(command: Function) -> Function:
     return command
 
 
+_COLUMNS = ("ID", "TARGET", "STATUS", "AGE", "STEPS", "FAILURES", "LAST FAILURE")
+
+
 @click.group()
 def invocations() -> None:
     """Look at invocations, and cancel, kill, pause, resume, restart or purge them."""
@@ -66,17 +82,42 @@ def invocations() -> None:
     "--order", type=click.Choice(("newest", "oldest")), default="newest", show_default=True, help="Which first."
 )
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 100_000), help="Show at most this many.")
+@click.option("--watch", "-w", is_flag=True, help="Keep the list current, until you interrupt it.")
 @admin_option
 @json_option
-def list_invocations(order: str, limit: int, admin_url: str, as_json: bool, **chosen: str | None) -> None:
+def list_invocations(order: str, limit: int, watch: bool, admin_url: str, as_json: bool, **chosen: str | None) -> None:
     """List the invocations that match every given option, newest first.
 
     \b
     holdfast invocations list --status active
     holdfast invocations list --outcome failed --since 1h
     holdfast invocations list --status paused,backing-off --service trips --older-than 10m
+    holdfast invocations list --status active --watch
     holdfast invocations list --failure "connection refused" --completed-since 1d --order oldest
     """
+    if watch:
+        if as_json:
+            raise click.UsageError("--watch and --json exclude each other: for a script, use `holdfast events --json`")
+        events = {name: chosen[name] for name in ("service", "handler", "key")}
+
+        def read(most: int) -> Table:
+            return made_table(_COLUMNS, _rows(_read(admin_url, chosen, order, min(limit, most))[0]))
+
+        keep_current(admin_url, events, read)
+        return
+    found, more = _read(admin_url, chosen, order, limit)
+    if as_json:
+        print_json({"invocations": found, "more": more})
+        return
+    table(_COLUMNS, _rows(found), empty="No invocations match." if any(chosen.values()) else "No invocations.")
+    if more:
+        click.echo(f"There are more than these {len(found)}: see --limit, or narrow the filter.", err=True)
+
+
+def _read(
+    admin_url: str, chosen: Mapping[str, str | None], order: str, limit: int
+) -> tuple[list[dict[str, Any]], bool]:
+    """Invocations that match, and whether there are more."""
     found: list[dict[str, Any]] = []
     cursor: str | None = None
     while True:
@@ -87,24 +128,16 @@ def list_invocations(order: str, limit: int, admin_url: str, as_json: bool, **ch
         found += page["invocations"]
         cursor = page["cursor"]
         if cursor is None or len(found) >= limit:
-            break
-    if as_json:
-        print_json({"invocations": found, "more": cursor is not None})
-        return
-    table(
-        ("ID", "TARGET", "STATUS", "AGE", "STEPS", "FAILURES", "LAST FAILURE"),
-        (
-            (
-                each["id"], _target(each), each["end"] or each["status"], age(each["created_at"]), each["steps"],
-                each["failures"] + (each.get("lost_streams") or 0) or None,
-                short(failure["message"]) if (failure := each.get("failure")) else None,
-            )
-            for each in found
-        ),
-        empty="No invocations match." if any(chosen.values()) else "No invocations.",
-    )  # fmt: skip
-    if cursor is not None:
-        click.echo(f"There are more than these {len(found)}: see --limit, or narrow the filter.", err=True)
+            return found, cursor is not None
+
+
+def _rows(found: list[dict[str, Any]]) -> Iterator[tuple[Any, ...]]:
+    for each in found:
+        failure = each.get("failure")
+        yield (
+            each["id"], _target(each), each["end"] or each["status"], age(each["created_at"]), each["steps"],
+            each["failures"] + (each.get("lost_streams") or 0) or None, short(failure["message"]) if failure else None,
+        )  # fmt: skip
 
 
 def _target(each: dict[str, Any]) -> str:

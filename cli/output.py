@@ -78,17 +78,20 @@ def print_json(value: Any) -> None:
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[Any]], *, empty: str) -> None:
-    made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        made.add_column(column, overflow="fold", no_wrap=column in ("ID", "STATUS", "AGE"))
-    count = 0
-    for row in rows:
-        made.add_row(*(_cell(cell) for cell in row))
-        count += 1
-    if count:
+    made = made_table(columns, rows)
+    if made.row_count:
         console().print(made)
     else:
         click.echo(empty)
+
+
+def made_table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
+    made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        made.add_column(column, overflow="fold", no_wrap=column in ("ID", "STATUS", "AGE"))
+    for row in rows:
+        made.add_row(*(_cell(cell) for cell in row))
+    return made
 
 
 def fields(rows: Iterable[tuple[str, Any]]) -> None:

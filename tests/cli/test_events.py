@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import queue
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.cli import client
+from holdfast.cli import client, watch
 from holdfast.cli import events as module
 from holdfast.cli.client import Failed, Unanswered
 from holdfast.cli.events import follow, line_of
@@ -128,3 +134,51 @@ def test_the_command_prints_lines_for_people_and_for_scripts(cli: Cli, monkeypat
     assert lines[1].startswith("Events were missed: too late.")
     assert rows == [{"event": "invocation", **shown}, {"event": "reset", "reason": "too late"}]
     assert "holdfast cluster status" in line_of("cluster", {})
+
+
+# -- a list that stays current
+
+
+def test_a_list_is_read_again_when_something_has_changed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "PAUSE_S", 0.0)
+    monkeypatch.setattr(watch, "AGE_S", PATIENCE_S)
+    found = watch.changes(cli.environ["HOLDFAST_ADMIN_URL"], {"kinds": "invocation"})
+    next(found)  # At once,
+    next(found)  # and when the events begin.
+
+    cli.ok("send", "agent/wait")
+
+    next(found)
+
+
+def test_a_terminal_shows_the_list_until_it_is_interrupted(cli: Cli) -> None:
+    """In a terminal of its own: a pseudo-terminal."""
+    cli.ok("send", "agent/wait")
+    main_end, other_end = pty.openpty()
+    command = [sys.executable, "-m", "holdfast", "invocations", "list", "--watch", "--service", "agent"]
+    environ = {**os.environ, **cli.environ, "TERM": "xterm", "COLUMNS": "150", "LINES": "20"}
+    process = subprocess.Popen(command, stdin=other_end, stdout=other_end, stderr=other_end, env=environ)
+    os.close(other_end)
+    shown = b""
+    try:
+        while b"suspended" not in shown or b"Ctrl-C ends" not in shown:
+            shown += os.read(main_end, 65536)
+        id_ = cli.json("invocations", "list", "--service", "agent")["invocations"][0]["id"]
+        cli.ok("invocations", "kill", id_)
+        while b"killed" not in shown:
+            shown += os.read(main_end, 65536)
+    finally:
+        process.send_signal(signal.SIGINT)
+        with suppress(OSError):  # The terminal is gone.
+            while piece := os.read(main_end, 65536):
+                shown += piece
+        assert process.wait(PATIENCE_S) == 130, shown
+        os.close(main_end)
+
+
+def test_a_list_is_kept_current_in_a_terminal_alone(cli: Cli) -> None:
+    for more in ((), ("--json",)):
+        result = cli.run("invocations", "list", "--watch", *more)
+
+        assert result.exit_code == 2
+        assert "holdfast events --json" in result.stderr
