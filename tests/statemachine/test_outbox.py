@@ -126,6 +126,22 @@ def test_only_the_new_part_of_an_overlapping_delivery_is_applied() -> None:
     assert pair.rigs[1].result.code == 0
 
 
+def test_the_length_of_the_outbox_is_what_the_receiver_has_not_confirmed() -> None:
+    pair = Pair()
+    lengths = [queries.outbox_length(pair.rigs[0].txn)]
+    for number in range(3):
+        child = ident(named(1, f"child{number}-"))
+        row = Invoke(child, "greeter", "help", None, Mode.PLAIN, b"", {}, 0, None, 0, HOUR_MS)
+        caller = pair.rigs[0].invoke(named(0))
+        pair.rigs[0].step(caller, Op.CALL, ["greeter", "help", None, b"", {}], child=row)
+        lengths.append(queries.outbox_length(pair.rigs[0].txn))
+    pair.rigs[0].do(TrimOutbox(1, 1))
+    lengths.append(queries.outbox_length(pair.rigs[0].txn))
+    pair.rigs[0].do(TrimOutbox(1, 3))
+
+    assert [*lengths, queries.outbox_length(pair.rigs[0].txn)] == [0, 1, 2, 3, 2, 0]
+
+
 def test_sequence_numbers_continue_after_the_whole_outbox_is_trimmed() -> None:
     pair = Pair()
     call_across(pair)

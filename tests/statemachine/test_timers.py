@@ -38,6 +38,17 @@ def test_the_timer_of_a_step_is_never_taken_for_another_kind() -> None:
         timers.pack_key(timers.of_step(1, ID, tables.STEP_END))
 
 
+def test_due_timers_are_counted_up_to_a_limit_and_the_oldest_is_named() -> None:
+    rig = Rig()
+    begin = rig.now_ms
+    for number in range(3):
+        rig.invoke(f"later{number}", start_at_ms=begin + 100 * (number + 1))
+
+    found = [timers.count_due(rig.txn, begin + after_ms, 2) for after_ms in (99, 100, 250, 1000)]
+
+    assert found == [(0, 0), (1, begin + 100), (2, begin + 100), (2, begin + 100)]
+
+
 def test_each_timer_fires_as_its_kind() -> None:
     rig = Rig()
     later = rig.invoke("later", start_at_ms=rig.now_ms + 100)
