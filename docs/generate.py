@@ -256,7 +256,8 @@ def settings_page() -> str:
     ]
     for each in fields(Config):
         if each.name not in _NO_SETTINGS:
-            default = f"{each.default:g} s" if isinstance(each.default, float) else defaults[each.name]
+            is_duration = isinstance(each.default, float) and not each.name.endswith("_ratio")
+            default = f"{each.default:g} s" if is_duration else defaults[each.name]
             lines.append(f"| `{each.name}` | {_cell(default)} | {_cell(comments.get(each.name, ''))} |")
     return "\n".join(lines) + "\n"
 
