@@ -49,7 +49,7 @@ LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generat
 lock: setup ## Write the lock files (requirements/) from pyproject.toml: UPGRADE=name or UPGRADE=all for newer releases
 	@$(PIP) 'uv>=0.9,<1'
 	@$(LOCK) --all-extras --group build --output-file requirements/dev.txt pyproject.toml
-	@$(LOCK) --extra server --extra s3 --output-file requirements/image.txt pyproject.toml
+	@$(LOCK) --extra server --extra s3 --extra otel --output-file requirements/image.txt pyproject.toml
 	@$(LOCK) --group build --output-file requirements/build.txt
 
 # In parallel: types on one core, tests on the other.
