@@ -182,3 +182,18 @@ def test_a_partition_of_level_1_keeps_no_notices() -> None:
     results, _ = room.do(SetHooks(1, [[A, ALL, []]]))
 
     assert results[0].code == 200 and not room.hook()
+
+
+def test_the_order_of_notices_does_not_depend_on_what_a_replica_has_decoded() -> None:
+    """Sequences follow the ids of hooks, in whatever order these were created."""
+    digests = []
+    for forgets in (False, True):
+        room = with_hooks([B, ALL, []])
+        room.do(SetHooks(2, [[B, ALL, []], [A, ALL, []]]))
+        if forgets:
+            room.state.forget()
+        room.do(Complete(room.begin(), 1, [0, b""], None))
+        digests.append(queries.digest(room.txn))
+        assert [notice.sequence for notice in (*room.notices(A), *room.notices(B))] == [1, 2]
+
+    assert digests[0] == digests[1]
