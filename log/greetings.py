@@ -1,12 +1,13 @@
 """Connections of the peer port that are not authenticated yet. The oldest makes room for the next, so strangers that connect
 and say nothing, again and again, do not keep peers out.
 
-Those from the hosts of known peers make room last. There is no limit on how many hosts a stranger has, but it cannot connect
-from the address of another machine.
+Those from the hosts of known peers make room last, and those of hosts with many of them first. There is no limit on how many
+hosts a stranger has, but it cannot connect from the address of another machine.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterator
 from typing import Generic, TypeVar
 
@@ -38,5 +39,6 @@ class Greetings(Generic[T]):
             return of_host[0]
         if len(self._hosts) < self._most:
             return None
-        strangers = (each for each, other in self._hosts.items() if other not in known)
-        return next(strangers, next(iter(self._hosts)))
+        crowds = Counter(self._hosts.values())
+        strangers = [each for each, other in self._hosts.items() if other not in known]
+        return max(strangers or self._hosts, key=lambda each: crowds[self._hosts[each]])  # The first, if several.

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any, Final
 
 SWEEP_MIN: Final = 1024
@@ -25,7 +26,7 @@ class Place:
         self.socket = connected
         self.owner: Any = None
         self.client = ""
-        self.since_s = 0.0
+        self.since_s = 0.0  # When it was accepted.
         self.strangers: Strangers | None = None
 
     def leave_strangers(self) -> None:
@@ -95,8 +96,8 @@ class Strangers:
     def __len__(self) -> int:
         return len(self._all)
 
-    def enter(self, address: Any, place: Place, now_s: float) -> None:
-        place.client, place.since_s, place.strangers = client_of(address), now_s, self
+    def enter(self, address: Any, place: Place) -> None:
+        place.client, place.strangers = client_of(address), self
         self._all[place] = None
         self._of_client.setdefault(place.client, {})[place] = None
 
@@ -107,8 +108,11 @@ class Strangers:
         if not of_client:
             del self._of_client[place.client]
 
-    def oldest(self) -> Place | None:
-        return next(iter(self._all), None)
+    def first_to_go(self, among: Iterable[Place] | None = None) -> Place | None:
+        """Of the oldest few, the first one whose address has most of them: many connections of a few addresses do not drive
+        out the only one of another."""
+        oldest = islice(self._all if among is None else among, LOOKED_AT)
+        return max(oldest, key=lambda place: len(self._of_client.get(place.client, ())), default=None)
 
     def oldest_beyond(self, address: Any) -> Place | None:
         """The oldest of this address, if one more would be too many."""

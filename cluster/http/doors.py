@@ -87,7 +87,7 @@ class Door:
         self._refused: dict[_Refused, None] = {}  # The oldest first.
         self._source = source
         self._tls = tls
-        self._greeting: dict[socket.socket, float] = {}  # Connections before TLS, the oldest first, and their start.
+        self._greeting: dict[socket.socket, Place] = {}  # Connections before TLS, the oldest first.
         self.handshakes_failed = 0
         self._oldest: list[RequestHandler] = []  # Connections that are still to be checked, the oldest last.
         self.turned_away = 0
@@ -159,7 +159,10 @@ class Door:
         crowded = place is None
         makes_room = len(self._greeting) >= (HANDSHAKES_MAX if most is None else min(HANDSHAKES_MAX, most // 2 + 1))
         if makes_room and not crowded:
-            self._hang_up(next(iter(self._greeting)))
+            waiting = self._greeting.values()
+            first = self._strangers.first_to_go(waiting) if self._strangers is not None else next(iter(waiting))
+            assert first is not None, "there are many"
+            self._hang_up(first.socket)
         if crowded or (full and not makes_room and not self._make_room()):
             self.turned_away += 1
             if self._tls is not None:  # Sending the reason would take a handshake.
@@ -169,11 +172,12 @@ class Door:
             self._refusing.keep(self._loop.create_task(self._turn_away(connected, f"{why} to this node")))
             return full
         assert place is not None, "otherwise it was crowded"
+        place.since_s = self._loop.time()
         if self._strangers is not None:
-            self._strangers.enter(address, place, self._loop.time())
+            self._strangers.enter(address, place)
         entering = self._loop.create_task(self._connect(connected, place))
         self._entering.keep(entering)
-        return full or replaces
+        return full or replaces or makes_room
 
     def _is_full(self, most: int) -> bool:
         """Connections of strangers that are about to end take no place."""
@@ -186,11 +190,11 @@ class Door:
     def _make_room(self) -> bool:
         """Close a connection for a new one. That of a stranger, if it had a second to send a token, or if strangers have
         half of the places: then only strangers make room for each other. Otherwise the oldest idle one."""
-        oldest = self._strangers.oldest() if self._strangers is not None else None
-        if self._strangers is not None and oldest is not None and self._connections_max is not None:
+        first = self._strangers.first_to_go() if self._strangers is not None else None
+        if self._strangers is not None and first is not None and self._connections_max is not None:
             is_flood = 2 * len(self._strangers) >= self._connections_max
-            if is_flood or self._loop.time() - oldest.since_s >= STRANGER_S:
-                return self._close_stranger(oldest)
+            if is_flood or self._loop.time() - first.since_s >= STRANGER_S:
+                return self._close_stranger(first)
         return self._close_oldest_idle()
 
     def _close_oldest_idle(self) -> bool:
@@ -252,7 +256,7 @@ class Door:
             if self._tls is None:
                 await self._loop.connect_accepted_socket(serve, connected)
             else:
-                await self._connect_tls(connected, serve, self._tls)
+                await self._connect_tls(place, serve, self._tls)
         except OSError as error:
             logger.debug("a client disconnected before it was accepted: %s", error)
             connected.close()
@@ -262,12 +266,13 @@ class Door:
 
     async def _connect_tls(
         self,
-        connected: socket.socket,
+        place: Place,
         protocol: Callable[[], asyncio.BaseProtocol],
         tls: Callable[[], ssl.SSLContext],
     ) -> None:
         """A client that only connects costs a descriptor: memory for TLS is allocated when it begins the handshake."""
-        self._greeting[connected] = self._loop.time()
+        connected = place.socket
+        self._greeting[connected] = place
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 await self._readable(connected)
@@ -292,7 +297,9 @@ class Door:
 
     def _hang_up(self, greeting: socket.socket) -> None:
         """End a handshake, although the loop's own code waits for its next byte."""
-        self._greeting.pop(greeting, None)
+        place = self._greeting.pop(greeting, None)
+        if place is not None:
+            place.leave_strangers()
         with suppress(OSError):
             greeting.shutdown(socket.SHUT_RDWR)
 
@@ -362,7 +369,7 @@ class Door:
         since: dict[RequestHandler, tuple[int, float]] = {}  # The number of its requests when we first saw it idle.
         while True:
             now = self._loop.time()
-            for greeting in [each for each, since_s in self._greeting.items() if now - since_s >= FRESH_S]:
+            for greeting in [each for each, place in self._greeting.items() if now - place.since_s >= FRESH_S]:
                 self._hang_up(greeting)
             idle = [each for each in self._server.connections if not _is_busy(each)]
             before, since = since, {}

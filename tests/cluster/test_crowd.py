@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from holdfast.cluster.http.crowd import SWEEP_MIN, Crowd, client_of
+from holdfast.cluster.http.crowd import SWEEP_MIN, Crowd, Place, Strangers, client_of
 
 
 class Socket(socket.socket):
@@ -51,6 +51,25 @@ def test_at_the_limit_the_oldest_connection_that_can_be_closed_makes_room() -> N
     assert crowd.enter(("10.0.0.1", 8), Socket()) is None
     assert not crowd.make_room(("10.0.0.1", 8), lambda owner: False)
     assert crowd._count == 6
+
+
+def test_the_only_connection_of_an_address_makes_room_after_those_of_a_crowd() -> None:
+    strangers = Strangers(per_address_max=3)
+    places = [Place(Socket()) for _ in range(4)]
+    for place, host in zip(places, ["10.0.0.1", "10.9.9.1", "10.9.9.1", "10.9.9.1"], strict=True):
+        strangers.enter((host, 1), place)
+
+    assert strangers.first_to_go() is places[1]
+    assert strangers.oldest_beyond(("10.9.9.1", 2)) is places[1]
+    assert strangers.oldest_beyond(("10.0.0.1", 2)) is None
+
+    for place in places[1:3]:
+        place.leave_strangers()
+    assert strangers.first_to_go() is places[0], "the oldest, if none has more"
+    assert len(strangers) == 2 and strangers.oldest_beyond(("10.9.9.1", 2)) is None
+    for place in places:
+        place.leave_strangers()
+    assert strangers.first_to_go() is None and not strangers._of_client
 
 
 def test_without_a_bound_nothing_is_kept() -> None:

@@ -8,13 +8,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
 from holdfast.cluster.http import descriptors, doors, exchange
-from tests.cluster.harness import eventually
+from tests.cluster.harness import World, eventually
 from tests.cluster.test_doors import Client
+from tests.cluster.test_https import Files
 from tests.cluster.test_tokens import one
 
 SLOW_SIGN_IN = (
@@ -95,6 +97,40 @@ async def test_slow_requests_of_strangers_keep_nobody_out(
                     answers.append(response.status)
 
         assert answers == [200] * 20
+
+
+@pytest.mark.slow("a flood of connections on the machine that serves them")
+@pytest.mark.parametrize("first", [b"", b"\x16\x03\x01"], ids=["silent", "half a handshake"])
+async def test_clients_that_never_finish_a_handshake_keep_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bytes
+) -> None:
+    monkeypatch.setattr(descriptors, "ADMIN_MAX", 32)
+    files = Files(tmp_path / "certs")
+    tls: dict[str, Any] = {name: Path(file) for name, file in files.settings("admin").items()}
+    world = World(tmp_path / "node", auth="tokens", **tls)
+    await world.start()
+    server = world.node.admin
+    assert server is not None and server._door is not None and server._door._strangers is not None
+    strangers = server._door._strangers
+    root = (world.node.config.data / "admin-token").read_text().strip()
+
+    sources = [f"127.0.0.{20 + number}" for number in range(6)]
+    with flooded(server.port, *sources, connections=32, request=first) as floods:
+        await eventually(lambda: all(flood.opened > 64 for flood in floods), "every place taken, and again")
+        answers = []
+        for _ in range(10):
+            connector = aiohttp.TCPConnector(force_close=True, ssl=files.trusting())
+            async with (
+                aiohttp.ClientSession(connector=connector) as session,
+                session.get(
+                    f"https://localhost:{server.port}/cluster", headers={"Authorization": f"Bearer {root}"}
+                ) as response,
+            ):
+                answers.append(response.status)
+
+    assert answers == [200] * 10
+    await eventually(lambda: not len(strangers), "all of them forgotten")
+    await world.stop()
 
 
 async def test_strangers_send_short_bodies_and_send_them_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
