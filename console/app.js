@@ -19,6 +19,7 @@ const MODULES = {
   objects: () => import("./pages/objects.js"),
   cluster: () => import("./pages/cluster.js"),
   sql: () => import("./pages/sql.js"),
+  webhooks: () => import("./pages/webhooks.js"),
   audit: () => import("./pages/audit.js"),
   tokens: () => import("./pages/tokens.js"),
 };

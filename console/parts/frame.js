@@ -1,6 +1,6 @@
 // The frame: rail, top bar with the health of the cluster, banner while the node does not answer.
 import { html, useEffect, useState } from "../lib/ui.js";
-import { connection, session, useGet } from "../lib/api.js";
+import { connection, may, session, useGet } from "../lib/api.js";
 import { useStore } from "../lib/store.js";
 import { href, route } from "../lib/router.js";
 import { duration, now, plural } from "../lib/format.js";
@@ -12,10 +12,10 @@ import { Pauses } from "./pauses.js";
 
 export const PAGES = [
   ["overview", "Overview"], ["invocations", "Invocations"], ["inbox", "Inbox"], ["services", "Services"], ["objects", "Objects"],
-  ["cluster", "Cluster"], ["sql", "SQL"], ["audit", "Audit", "admin"], ["tokens", "Tokens", "admin"],
+  ["cluster", "Cluster"], ["sql", "SQL"], ["webhooks", "Webhooks", "operate"], ["audit", "Audit", "admin"], ["tokens", "Tokens", "admin"],
 ];
 
-export const visiblePages = (principal) => PAGES.filter(([, , role]) => !role || principal.roles.includes(role));
+export const visiblePages = () => PAGES.filter(([, , role]) => !role || may(role));
 
 /** The worst thing first: [kind, words]. */
 export function health(cluster, deployments) {
@@ -75,7 +75,7 @@ export function Frame({ children, waiting }) {
       document.querySelector("main").focus();
     }}>Skip to the page</a>
       <a class="brand" href="#/overview" aria-label="Holdfast: overview"><${Icon} name="holdfast" size=${20} /><span class="label">Holdfast</span></a>
-      ${visiblePages(principal).map(([name, label]) => html`<a key=${name} class="item" href=${href([name])} aria-current=${current === name ? "page" : undefined} title=${label}>
+      ${visiblePages().map(([name, label]) => html`<a key=${name} class="item" href=${href([name])} aria-current=${current === name ? "page" : undefined} title=${label}>
         <${Icon} name=${name} /><span class="label">${label}</span>
         ${name === "inbox" && waiting ? html`<span class="badge" aria-label=${`${waiting} waiting`}>${waiting}</span>` : null}</a>`)}
       <span class="space"></span>

@@ -1,6 +1,6 @@
 // One field for search and commands: an id, a key, a service, "drain n2".
 import { html, useEffect, useMemo, useRef, useState } from "../lib/ui.js";
-import { get, may, post, segment, session } from "../lib/api.js";
+import { get, may, post, segment } from "../lib/api.js";
 import { store, useStore } from "../lib/store.js";
 import { go } from "../lib/router.js";
 import { boundKeys, useKeys } from "../lib/keys.js";
@@ -19,7 +19,7 @@ function commands(text, services, cluster) {
   const words = text.trim();
   const low = words.toLowerCase();
   if (/^inv_[0-9a-f]{8,}/.test(low)) add("invocations", words, "open invocation", () => go(["invocations", low]));
-  for (const [name, label] of visiblePages(session.get())) {
+  for (const [name, label] of visiblePages()) {
     if (label.toLowerCase().includes(low)) add(name, label, "page", () => go([name]));
   }
   for (const { name, kind, handlers } of services) {

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 
@@ -25,6 +26,7 @@ PAGES = (
     "objects",
     "cluster",
     "sql",
+    "webhooks",
     "audit",
     "tokens",
 )
@@ -213,6 +215,34 @@ async def test_a_new_invocation_appears_while_somebody_watches(tmp_path: Path) -
         id_ = await page.send("hold")
 
         await page.tab.until(f"document.querySelector('a[href=\"#/invocations/{id_}\"]') !== null")
+
+
+async def test_a_link_with_a_query_runs_it(tmp_path: Path) -> None:
+    async with console(tmp_path) as page:
+        ids = [await page.send("hold") for _ in range(3)]
+        await page.sign_in("read")
+
+        query = {"q": "select id, handler from invocations where service = 'shop' order by id"}
+        await page.go(f"sql?{urlencode(query)}")
+
+        await page.shows("3 rows")
+        links = "return [...document.querySelectorAll('.sql-row a')].map((each) => each.textContent)"
+        assert await page.tab.run(links) == sorted(ids)
+
+
+async def test_what_is_paused_for_everybody_is_on_every_page_until_it_is_resumed(tmp_path: Path) -> None:
+    async with console(tmp_path) as page:
+        await page.doors.ask(
+            "POST", "/pauses", page.doors.root, value={"service": "shop", "reason": "the bank is down"}
+        )
+        await page.sign_in("operate")
+
+        await page.go("cluster")
+        await page.shows("the bank is down")
+        await page.click(".banner button")
+
+        await page.tab.until("document.querySelector('.banner') === null")
+        assert (await page.doors.ask("GET", "/pauses", page.doors.root))[1]["services"] == []
 
 
 @pytest.mark.parametrize(("width", "height"), [(1440, 900), (1024, 768), (390, 844)])
