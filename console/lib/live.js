@@ -171,10 +171,15 @@ function add(event) {
   else setTimeout(flush, 500);
 }
 
+/** The stream is filtered for one watcher; several with other filters share one that is not. */
+function passes({ kind, data }, filter) {
+  return kind !== "invocation" || Object.entries(filter).every(([name, value]) => data[name] === value);
+}
+
 function deliver(events) {
   if (live.get().paused) return;
   for (const entry of [...watchers]) {
-    const some = events.filter((each) => each.kind === "reset" || each.kind === "poll" || entry.kinds.has(each.kind));
+    const some = events.filter((each) => each.kind === "reset" || each.kind === "poll" || (entry.kinds.has(each.kind) && passes(each, entry.filter)));
     if (some.length) entry.watcher(some);
   }
 }

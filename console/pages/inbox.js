@@ -19,8 +19,8 @@ const keyOf = (each) => `${each.kind} ${each.invocation} ${each.step ?? ""}`;
 
 /** An older node has no list of what waits: then what is paused is shown, and what is in doubt is told from its failure. */
 function useWaiting(kind) {
-  const asked = useGet(kind === "paused" ? null : "/waiting", { kind: kind || PEOPLE, limit: LIMIT }, { kinds: ["invocation"], every: 10_000 });
-  const paused = useGet(!kind || kind === "paused" || asked.error?.missing ? "/invocations" : null, { status: "paused", limit: LIMIT }, { kinds: ["invocation"], every: 10_000 });
+  const asked = useGet(kind === "paused" ? null : "/waiting", { kind: kind || PEOPLE, limit: LIMIT }, { every: 4000 });
+  const paused = useGet(!kind || kind === "paused" || asked.error?.missing ? "/invocations" : null, { status: "paused", limit: LIMIT }, { every: 4000 });
   const list = useMemo(() => {
     if (!paused.data && !asked.data) return null;
     const waiting = kind === "paused" ? [] : asked.data?.waiting || [];

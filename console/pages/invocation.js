@@ -119,7 +119,7 @@ function Journal({ steps, choose }) {
 }
 
 function Tree({ invocation, steps }) {
-  const asked = useGet(`/invocations/${segment(invocation.id)}/tree`, {}, { kinds: ["invocation"] });
+  const asked = useGet(`/invocations/${segment(invocation.id)}/tree`, {}, { every: 3000 });
   if (asked.error?.missing) {
     // An older node: one level up and one down, from the record and the journal.
     const children = steps.filter((step) => step.argument.invocation);
