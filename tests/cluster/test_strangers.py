@@ -109,7 +109,7 @@ async def test_clients_that_never_finish_a_handshake_keep_nobody_out(
     tls: dict[str, Any] = {name: Path(file) for name, file in files.settings("admin").items()}
     world = World(tmp_path / "node", auth="tokens", **tls)
     await world.start()
-    server = world.node.admin
+    server = world.node.doors.admin
     assert server is not None and server._door is not None and server._door._strangers is not None
     strangers = server._door._strangers
     root = (world.node.config.data / "admin-token").read_text().strip()
