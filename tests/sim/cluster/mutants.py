@@ -32,7 +32,6 @@ from holdfast.cluster.routing.router import Router
 from holdfast.cluster.routing.watches import SLICE, Watches
 from holdfast.cluster.snapshotting import catchup, keeper
 from holdfast.cluster.snapshotting import service as snapshots
-from holdfast.cluster.snapshotting.service import Snapshots
 from holdfast.cluster.values import janitor
 from holdfast.cluster.values import shared_store as objects
 from holdfast.cluster.values.janitor import Janitor
@@ -169,22 +168,6 @@ def trimmed_before_durable() -> list[Patch]:
 def found_names_trusted() -> list[Patch]:
     """A snapshot of an earlier life counts as durable, although that life may have ended before it was."""
     return [(module, "sync_path", lambda top, path: None) for module in (keeper, snapshots)]
-
-
-def restored_before_durable() -> list[Patch]:
-    """A state begins with a snapshot of an earlier life whose name a power loss may still remove."""
-
-    def restorer(self: Snapshots, group: int) -> Callable[[Path], None]:
-        restore = original(self, group)
-
-        def restore_at_once(path: Path) -> None:
-            with patch.object(snapshots, "sync_path", lambda top, path: None):
-                restore(path)
-
-        return restore_at_once
-
-    original = Snapshots.restorer
-    return [(Snapshots, "restorer", restorer)]
 
 
 def state_believed() -> list[Patch]:
@@ -380,7 +363,6 @@ MUTANTS: Final[dict[str, Callable[[], list[Patch]]]] = {
     "led-without-deployments": led_without_deployments,
     "trimmed-before-durable": trimmed_before_durable,
     "found-names-trusted": found_names_trusted,
-    "restored-before-durable": restored_before_durable,
     "state-believed": state_believed,
     "checksums-ignored": checksums_ignored,
     "installed-without-snapshot": installed_without_snapshot,
@@ -421,7 +403,6 @@ WHERE: Final = {
     "led-without-deployments": "stormy",
     "trimmed-before-durable": "snapshots",
     "found-names-trusted": "snapshots",
-    "restored-before-durable": "store",
     "state-believed": "snapshots",
     "checksums-ignored": "store",
     "installed-without-snapshot": "snapshots",
