@@ -59,7 +59,7 @@ async def test_a_new_node_becomes_a_member_of_the_meta_group() -> None:
 
     assert await controller(meta, three_nodes())._change_meta()
 
-    assert meta.members == ("n1", "n2", "n3")
+    assert list(meta.members) == ["n1", "n2", "n3"]
 
 
 async def test_a_node_that_was_removed_while_it_caught_up_gets_no_vote() -> None:
@@ -73,7 +73,7 @@ async def test_a_node_that_was_removed_while_it_caught_up_gets_no_vote() -> None
 
     assert await controller(meta, membership)._change_meta()
 
-    assert meta.members == ("n1", "n2")
+    assert list(meta.members) == ["n1", "n2"]
 
 
 async def test_a_new_node_gets_no_vote_while_an_entry_that_may_remove_it_is_not_applied() -> None:
@@ -82,7 +82,7 @@ async def test_a_new_node_gets_no_vote_while_an_entry_that_may_remove_it_is_not_
 
     assert await controller(meta, three_nodes())._change_meta()
 
-    assert meta.members == ("n1", "n2")
+    assert list(meta.members) == ["n1", "n2"]
 
 
 async def test_a_member_that_was_removed_leaves_though_entries_are_not_applied() -> None:
@@ -93,4 +93,4 @@ async def test_a_member_that_was_removed_leaves_though_entries_are_not_applied()
 
     assert await controller(meta, membership)._change_meta()
 
-    assert meta.members == ("n1", "n2")
+    assert list(meta.members) == ["n1", "n2"]
