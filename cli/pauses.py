@@ -52,6 +52,8 @@ def pause(
     if as_json:
         print_json(shown)
         return
+    for node in shown.get("not_confirmed", ()):
+        click.echo(f"{node} has not confirmed it yet: it obeys as soon as it reaches the others.", err=True)
     click.echo(
         f"Paused {_name(shown)}. Requests are accepted and wait. `holdfast resume` with the same options ends it."
     )

@@ -49,6 +49,7 @@ from holdfast.cluster.observe.metrics import Metrics, of_certificates, of_log, o
 from holdfast.cluster.observe.starting import StartingMetrics, cannot_ask
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.partition.metrics import of_groups, of_partitions, of_queues
+from holdfast.cluster.registry.spread import Spread
 from holdfast.cluster.routing.surveys import Surveys
 from holdfast.cluster.routing.trees import Trees
 from holdfast.cluster.serving import Serving
@@ -122,7 +123,7 @@ class Doors:
             AuditAdmin(registry, self.audit, now_ms),
             IdentityAdmin(serving.identity),
             SqlAdmin(self.queries),
-            PauseAdmin(registry),
+            PauseAdmin(registry, Spread(config.node, ground.meta, ground.rpc, connected=ground.log.connected)),
             LogLevelAdmin(config.node, self._log_level, now_ms),
             WebhookAdmin(registry, serving.courier, serving.farings, entropy=ground.environment.entropy, now_ms=now_ms),
         ]

@@ -10,6 +10,7 @@ from holdfast.cluster.admin.views import show_pause
 from holdfast.cluster.errors import BadRequest, Conflict, Full, NotFound
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.registry.registry import Registry
+from holdfast.cluster.registry.spread import Spread
 from holdfast.statemachine.effects import Code, Result
 from holdfast.statemachine.meta import MetaCommand
 from holdfast.statemachine.pauses import Halt, Release, Scope, name_scope
@@ -21,8 +22,9 @@ LIST_HINT: Final = "`holdfast pause --list` shows what is paused (GET /pauses)"
 
 
 class PauseAdmin:
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, spread: Spread) -> None:
         self._registry = registry
+        self._spread = spread
 
     async def on_pauses(self, request: AdminRequest) -> Answer:
         return json_answer(200, self._show())
@@ -45,7 +47,8 @@ class PauseAdmin:
         standing = self._registry.state.pauses.by_scope.get(scope)
         if standing is None:
             raise Conflict(f"{name_scope(scope)} was resumed by another request in the meantime", LIST_HINT)
-        return json_answer(201 if result.code == Code.DONE else 200, show_pause(standing))
+        shown = {**show_pause(standing), "not_confirmed": await self._spread.missing()}
+        return json_answer(201 if result.code == Code.DONE else 200, shown)
 
     async def on_end_pause(self, request: AdminRequest) -> Answer:
         scope = read_scope(await read_body(request, {"service", "key"}))

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from holdfast.cluster.handlers import pauses
@@ -269,3 +270,23 @@ async def test_the_api_pauses_explains_and_resumes(tmp_path: Path) -> None:
         ended = (await doors.ask("GET", "/audit?action=end_pause&outcome=done", doors.root))[1]["acts"]
         assert (len(begun), len(ended)) == (3, 1)
         assert begun[0]["targets"]["scope"] == "everything" and begun[0]["targets"]["reason"] == "incident 4711"
+
+
+async def test_the_answer_names_the_nodes_that_have_not_confirmed_the_pause(tmp_path: Path) -> None:
+    async with three(tmp_path, HANDLERS) as cluster, aiohttp.ClientSession() as session:
+        await cluster.led()
+
+        async def pause(reason: str) -> Any:
+            admin = cluster.seats["n1"].node.doors.admin
+            async with session.post(f"http://127.0.0.1:{admin.port}/pauses", json={"reason": reason}) as response:
+                assert response.status < 300, await response.text()
+                return await response.json()
+
+        shown = await pause("all nodes are up")
+        obeyed = [seat.name for seat in cluster.up() if seat.node.ground.registry.state.pauses.by_scope]
+        await cluster.seats["n3"].kill()
+        await cluster.led()
+        without = await pause("one is down")
+
+        assert (shown["not_confirmed"], without["not_confirmed"]) == ([], ["n3"])
+        assert obeyed == ["n1", "n2", "n3"], "without waiting"
