@@ -8,25 +8,21 @@ behind.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, read_statuses
 from holdfast.cluster.admin.views import show_time
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.events.feed import INVOCATION, KINDS, RESET, Event, Feed, Reader
 from holdfast.cluster.events.positions import BadPositions
+from holdfast.cluster.http.event_stream import EVENT_STREAM, RETRY, SIGN_OF_LIFE, SIGN_OF_LIFE_S, block, line_of
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.http.streams import Stream
 from holdfast.cluster.partition.changes import Change
 from holdfast.sdk.ids import BadId, format_id, parse_id
 from holdfast.statemachine.effects import STATUS_NAMES, Status
 from holdfast.statemachine.records import END_NAMES
-
-EVENT_STREAM: Final = "text/event-stream"
-SIGN_OF_LIFE_S: Final = 15.0
-RETRY_MS: Final = 1000  # How long a browser waits before it connects again.
 
 _Test = Callable[[Change], bool]
 
@@ -56,13 +52,13 @@ class EventAdmin:
         loop = asyncio.get_running_loop()
         try:
             hello = {"node": self._node, "resumed": reader.resumes}
-            yield b"retry: %d\n" % RETRY_MS + _block("hello", hello, self._id_of(reader))
+            yield RETRY + block("hello", hello, self._id_of(reader))
             last_s = loop.time()
             while True:
                 events = await reader.read(max(last_s + SIGN_OF_LIFE_S - loop.time(), 0.0))
                 sent = b"".join([self._text(each) for each in events if each.kind in kinds and _passes(each, tests)])
                 if not sent and loop.time() - last_s >= SIGN_OF_LIFE_S:
-                    sent = b": still here\n" + _line_of(self._id_of(reader)) + b"\n"
+                    sent = SIGN_OF_LIFE + line_of(self._id_of(reader)) + b"\n"
                 if sent:
                     yield sent
                     last_s = loop.time()
@@ -75,7 +71,7 @@ class EventAdmin:
     def _text(self, event: Event) -> bytes:
         """One event for all readers: it is encoded once."""
         if event.text is None:
-            event.text = _block(event.kind, _show(event), event.id if self._feed.is_resumable else None)
+            event.text = block(event.kind, _show(event), event.id if self._feed.is_resumable else None)
         return event.text
 
 
@@ -138,12 +134,3 @@ def show_change(change: Change) -> dict[str, Any]:
         "created_at": show_time(change.created_ms),
         "caller": format_id(change.caller) if change.caller else None,
     }
-
-
-def _block(event: str, data: dict[str, Any], id_: str | None) -> bytes:
-    """JSON has no line breaks, so its text is one line."""
-    return _line_of(id_) + f"event: {event}\ndata: {json.dumps(data)}\n\n".encode()
-
-
-def _line_of(id_: str | None) -> bytes:
-    return b"" if id_ is None else b"id: %b\n" % id_.encode()

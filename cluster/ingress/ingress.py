@@ -12,9 +12,8 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager
 from time import perf_counter
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from holdfast.cluster.config import Config
 from holdfast.cluster.errors import (
@@ -33,8 +32,11 @@ from holdfast.cluster.errors import (
     status_of,
 )
 from holdfast.cluster.histogram import Histogram
+from holdfast.cluster.http.event_stream import EVENT_STREAM, is_wanted
 from holdfast.cluster.http.exchange import JSON, Answer, Request, split_target
 from holdfast.cluster.http.routes import PUBLIC, match
+from holdfast.cluster.http.streams import Stream
+from holdfast.cluster.ingress.following import Replies, follow
 from holdfast.cluster.ingress.openapi import openapi
 from holdfast.cluster.ingress.requests import (
     Hidden,
@@ -84,10 +86,6 @@ ROOM_S: Final = 30.0  # How long a large outcome waits for others to be sent.
 #: A kind of service in a sentence.
 KIND_NAMES: Final = {"service": "a service", "object": "a virtual object", "workflow": "a workflow"}
 _HEALTHY: Final = b'{"status":"ok"}'
-
-
-class Replies(Protocol):
-    def wait(self, invocation: InvocationId, /, *, follow: bool = False) -> AbstractContextManager[Channel]: ...
 
 
 class Ingress:
@@ -296,14 +294,14 @@ class Ingress:
         return Answer(200, await asyncio.to_thread(lambda: json.dumps(openapi(services)).encode()))
 
     async def _on_attach(self, request: Request, places: Mapping[str, str]) -> Answer:
-        return await self._outcome(request, read_invocation(places["id"]), wait=True)
+        return await self._attach(request, read_invocation(places["id"]))
 
     async def _on_output(self, request: Request, places: Mapping[str, str]) -> Answer:
         return await self._outcome(request, read_invocation(places["id"]), wait=False)
 
     async def _on_attach_workflow(self, request: Request, places: Mapping[str, str]) -> Answer:
         await self._workflow(places["name"])
-        return await self._outcome(request, workflow_id(places["name"], places["key"]), wait=True)
+        return await self._attach(request, workflow_id(places["name"], places["key"]))
 
     async def _on_output_workflow(self, request: Request, places: Mapping[str, str]) -> Answer:
         await self._workflow(places["name"])
@@ -358,16 +356,27 @@ class Ingress:
         if known[0].kind != "workflow":
             raise BadRequest(f"{name} is {KIND_NAMES[known[0].kind]}, not a workflow")
 
-    async def _outcome(self, request: Request, id_: InvocationId, *, wait: bool) -> Answer:
+    async def _attach(self, request: Request, id_: InvocationId) -> Answer:
+        if not is_wanted(request.headers):
+            return await self._outcome(request, id_, wait=True)
+        await self._find(request, id_)
+        stream = Stream(follow(id_, self._replies, self._lookup))
+        return Answer(200, b"", EVENT_STREAM, request.id, stream=stream)
+
+    async def _find(self, request: Request, id_: InvocationId) -> Summary:
         name = request.id = format_id(id_)
+        found = await self._lookup(id_)
+        # A token for some services does not learn which invocations of others exist: their ids can be computed.
+        if found is None or not request.principal.may_invoke(found.service):
+            raise UnknownInvocation(f"there is no invocation {name}")
+        return found
+
+    async def _outcome(self, request: Request, id_: InvocationId, *, wait: bool) -> Answer:
         with self._replies.wait(id_) as reply:
-            found = await self._lookup(id_)
-            # A token for some services does not learn which invocations of others exist: their ids can be computed.
-            if found is None or not request.principal.may_invoke(found.service):
-                raise UnknownInvocation(f"there is no invocation {name}")
+            found = await self._find(request, id_)
             outcome = found.outcome
             if outcome is None and not wait:
-                raise NotReady(f"{name} has not completed", "ask again later, or wait for it at .../attach")
+                raise NotReady(f"{request.id} has not completed", "ask again later, or wait for it at .../attach")
             if outcome is None:
                 self._waiting[reply] = None
                 try:

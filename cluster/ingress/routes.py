@@ -36,7 +36,7 @@ ROUTES: Final = (
         "GET",
         "/holdfast/invocation/{id}/attach",
         "attach",
-        "Wait for the outcome of an invocation",
+        "Wait for the outcome of an invocation; with Accept: text/event-stream, follow its progress, too",
         INVOKE,
         answers=(_OUTCOME, _NO_INVOCATION),
     ),

@@ -70,8 +70,8 @@ class Channel:
         """Close the channel, because its reader is gone."""
         self._outcome.cancel()
 
-    async def progress(self) -> AsyncIterator[Progress]:
-        """Progress reports, until `await channel` would return."""
+    async def progress(self, quiet_s: float | None = None) -> AsyncIterator[Progress | None]:
+        """Progress reports, until `await channel` would return. None: nothing happened for `quiet_s`."""
         assert self._progress is not None, "it follows"
         while True:
             while self._progress:
@@ -79,4 +79,8 @@ class Channel:
             if self._outcome.done():
                 return
             self._changed.clear()
-            await self._changed.wait()
+            try:
+                async with asyncio.timeout(quiet_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                yield None
