@@ -46,8 +46,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import uvloop
 
-from holdfast.cluster.config import Config
-from holdfast.cluster.config import Endpoint as Place
+from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.node import Node
 from holdfast.sdk import Context, ObjectContext, Service, VirtualObject
 from holdfast.sdk.server import Server
@@ -159,7 +158,7 @@ async def answer_lines(handlers: dict[str, Callable[..., Any]], first: object) -
 
 
 async def run_node(data: Path, name: str, partitions: int, ports: dict[str, int]) -> None:
-    free = Place("127.0.0.1", 0)
+    free = HostPort("127.0.0.1", 0)
     node = Node(
         Config(
             node=name,
@@ -167,8 +166,8 @@ async def run_node(data: Path, name: str, partitions: int, ports: dict[str, int]
             partitions=partitions,
             ingress=free,
             admin=free,
-            peer=Place("127.0.0.1", ports[name]),
-            peers={peer: Place("127.0.0.1", port) for peer, port in ports.items() if peer != name},
+            peer=HostPort("127.0.0.1", ports[name]),
+            peers={peer: HostPort("127.0.0.1", port) for peer, port in ports.items() if peer != name},
             secret=b"the secret of a benchmark" if len(ports) > 1 else None,
             attempts_max=10_000,
         ),

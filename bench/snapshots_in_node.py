@@ -38,7 +38,7 @@ import uvloop
 
 from bench.e2e import free_ports
 from bench.pauses import Pauses
-from holdfast.cluster.config import Config, Endpoint
+from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.environment import Environment
 from holdfast.cluster.node import Node
 from holdfast.cluster.partition.door import Partition
@@ -201,15 +201,15 @@ class Bench:
 
 async def run_node(options: dict[str, Any]) -> None:
     name, ports = options["name"], options["ports"]
-    free = Endpoint("127.0.0.1", 0)
+    free = HostPort("127.0.0.1", 0)
     config = Config(
         node=name,
         data=Path(options["data"]) / name,
         partitions=1,
         ingress=free,
         admin=free,
-        peer=Endpoint("127.0.0.1", ports[name]),
-        peers={peer: Endpoint("127.0.0.1", port) for peer, port in ports.items() if peer != name},
+        peer=HostPort("127.0.0.1", ports[name]),
+        peers={peer: HostPort("127.0.0.1", port) for peer, port in ports.items() if peer != name},
         secret=b"the secret of a benchmark" if len(ports) > 1 else None,
         snapshot_entries=NEVER,  # Cut on request,
         snapshot_bytes=1 << 40,

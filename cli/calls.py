@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from holdfast.cli import client
-from holdfast.cli.client import Answer, Failed
+from holdfast.cli.client import Failed, Response
 from holdfast.cli.output import Function, admin_option, counted, fields, ingress_option, json_option, print_json
 
 _TARGET_HELP = """\b
@@ -52,7 +52,7 @@ def _request(
     *,
     send: bool = False,
     delay: str | None = None,
-) -> Answer:
+) -> Response:
     segments = target.strip("/").split("/")
     if key is not None:
         if len(segments) != 2:

@@ -53,7 +53,7 @@ class Unanswered(Failed):
     """No node answers, or it cannot now: the same request may succeed later."""
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -164,12 +164,12 @@ def ask(
     body: bytes | None = None,
     headers: Mapping[str, str] | None = None,
     timeout_s: float | None = 60.0,
-) -> Answer:
+) -> Response:
     """The answer, whatever its status. Raises Failed if there is none."""
     request = _request(url, method, where, parameters=parameters, body=body, headers=headers)
     try:
         with _open(url, request, timeout_s) as response:
-            answer = Answer(response.status, dict(response.headers), response.read())
+            answer = Response(response.status, dict(response.headers), response.read())
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise _unanswered(url, error) from None
     global _answered
@@ -194,7 +194,7 @@ def lines(
         raise _unanswered(url, error) from None
     with response:
         if response.status >= 400:
-            checked(Answer(response.status, dict(response.headers), response.read()))
+            checked(Response(response.status, dict(response.headers), response.read()))
         with suppress(OSError, http.client.HTTPException):
             for raw in response:
                 yield raw.decode(errors="replace").rstrip("\r\n")
@@ -300,7 +300,7 @@ def _wants_certificate(url: str) -> Failed:
     )
 
 
-def checked(answer: Answer) -> Answer:
+def checked(answer: Response) -> Response:
     """The answer if it is a success; otherwise raises the node's error as an error of the command."""
     if answer.status < 400:
         return answer

@@ -96,7 +96,7 @@ def _dev_config(
     *, host: str | None, port: int | None, admin_port: int | None, data: Path | None, partitions: int | None
 ) -> Config:
     """Settings for development, overridden by HOLDFAST_* variables, and those by the given options."""
-    from holdfast.cluster.config import DEV_PARTITIONS, BadConfig, Endpoint, load
+    from holdfast.cluster.config import DEV_PARTITIONS, BadConfig, HostPort, load
 
     defaults = {
         "node": "dev",
@@ -112,8 +112,8 @@ def _dev_config(
             "or run a node of a cluster with holdfast serve"
         )
 
-    def place(of: Endpoint, port: int | None) -> Endpoint:
-        return Endpoint(of.host if host is None else host, of.port if port is None else port)
+    def place(of: HostPort, port: int | None) -> HostPort:
+        return HostPort(of.host if host is None else host, of.port if port is None else port)
 
     return replace(
         config,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 
 from holdfast.cluster.certificates import find_certificate_faults
-from holdfast.cluster.config import Config, Endpoint, founders_of
+from holdfast.cluster.config import Config, HostPort, founders_of
 from holdfast.cluster.origins import is_loopback
 from holdfast.cluster.private import find_exposure, find_foreign_exposure, find_foreign_owner, secret_files
 
@@ -32,7 +32,7 @@ def find_faults(config: Config) -> list[str]:
     return exposed or find_certificate_faults(config)
 
 
-def public_doors(config: Config) -> list[tuple[str, Endpoint]]:
+def public_doors(config: Config) -> list[tuple[str, HostPort]]:
     """Where other machines may reach this node, by setting."""
     doors = (("ingress", config.ingress), ("admin", config.admin))
     return [(name, place) for name, place in doors if not is_loopback(place.host)]

@@ -38,7 +38,7 @@ class BadConfig(Exception):
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class HostPort:
     """Where something listens, or is reached."""
 
     host: str
@@ -61,14 +61,14 @@ class Config:
     data: Path = Path(".holdfast")  # Directory for log, state and snapshots, on a local disk.
     partitions: int = DEFAULT_PARTITIONS  # Number of partitions. Counts only when the cluster is formed.
 
-    ingress: Endpoint = Endpoint("127.0.0.1", 8080)  # Where clients reach this node.
-    admin: Endpoint = Endpoint("127.0.0.1", 9070)  # Where the admin API listens.
-    peer: Endpoint = Endpoint("127.0.0.1", 5122)  # Where other nodes connect.
+    ingress: HostPort = HostPort("127.0.0.1", 8080)  # Where clients reach this node.
+    admin: HostPort = HostPort("127.0.0.1", 9070)  # Where the admin API listens.
+    peer: HostPort = HostPort("127.0.0.1", 5122)  # Where other nodes connect.
     # Where a thread answers liveness probes, even while the event loop hangs.
-    health: Endpoint | None = None
+    health: HostPort | None = None
     # The address at which other nodes reach `peer`, if it differs. Default: this node's own entry in `peers`.
-    advertise: Endpoint | None = None
-    peers: Mapping[str, Endpoint] = field(default_factory=dict)  # Names and addresses of the nodes.
+    advertise: HostPort | None = None
+    peers: Mapping[str, HostPort] = field(default_factory=dict)  # Names and addresses of the nodes.
     founders: tuple[str, ...] = ()  # The nodes that form the cluster. Never changes.
     # For a node that joins a cluster made from a backup: the value that `holdfast restore` printed.
     restored: str = ""
@@ -284,7 +284,7 @@ def _check_together(config: Config) -> None:
         raise BadConfig(f"peers: {config.node} is not among the founders, so it needs the address of a node to join")
 
 
-def _overlap(one: Endpoint, other: Endpoint) -> bool:
+def _overlap(one: HostPort, other: HostPort) -> bool:
     """Whether two listeners on one machine collide. Port 0 means any free port."""
     return one.port == other.port != 0 and (one.host == other.host or not {one.host, other.host}.isdisjoint(ANYWHERE))
 
@@ -341,7 +341,7 @@ def read_path(value: Any) -> Path:
     return Path(value).expanduser()
 
 
-def read_endpoint(value: Any) -> Endpoint:
+def read_host_port(value: Any) -> HostPort:
     """`host:port`, `:port`, `[::1]:port` or a port alone; without a host it is 127.0.0.1."""
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if isinstance(text, str):
@@ -351,11 +351,11 @@ def read_endpoint(value: Any) -> Endpoint:
         if port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535:
             bare = host.removeprefix("[").removesuffix("]")
             if (":" not in bare or host == f"[{bare}]") and not any(c.isspace() for c in bare):
-                return Endpoint(bare or "127.0.0.1", int(port))
+                return HostPort(bare or "127.0.0.1", int(port))
     raise ValueError(f"{value!r:.80} is not host:port, as in 127.0.0.1:8080")
 
 
-def read_peers(value: Any) -> dict[str, Endpoint]:
+def read_peers(value: Any) -> dict[str, HostPort]:
     """A table name = "host:port", or as text `n2=host:port,n3=host:port`."""
     if isinstance(value, str):
         pairs = [item.partition("=") for item in value.split(",") if item.strip()]
@@ -364,7 +364,7 @@ def read_peers(value: Any) -> dict[str, Endpoint]:
         value = {name.strip(): address.strip() for name, _, address in pairs}
     if not isinstance(value, dict):
         raise ValueError('a table of name = "host:port" expected')
-    return {read_name(name): read_endpoint(address) for name, address in value.items()}
+    return {read_name(name): read_host_port(address) for name, address in value.items()}
 
 
 def read_names(value: Any) -> tuple[str, ...]:
@@ -468,11 +468,11 @@ _SETTINGS: Final[dict[str, Callable[[Any], Any]]] = {
     "cluster": read_cluster_name,
     "data": read_path,
     "partitions": read_count(1, 4096),
-    "ingress": read_endpoint,
-    "admin": read_endpoint,
-    "peer": read_endpoint,
-    "health": read_endpoint,
-    "advertise": read_endpoint,
+    "ingress": read_host_port,
+    "admin": read_host_port,
+    "peer": read_host_port,
+    "health": read_host_port,
+    "advertise": read_host_port,
     "peers": read_peers,
     "founders": read_names,
     "restored": read_restored,

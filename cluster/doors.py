@@ -27,7 +27,7 @@ from holdfast.cluster.admin.trees import TreeAdmin
 from holdfast.cluster.admin.waiting import WaitingAdmin
 from holdfast.cluster.admin.webhooks import WebhookAdmin
 from holdfast.cluster.backup.metrics import of_backups
-from holdfast.cluster.config import Endpoint
+from holdfast.cluster.config import HostPort
 from holdfast.cluster.ground import Ground
 from holdfast.cluster.groups import META_GROUP
 from holdfast.cluster.handlers.metrics import of_handlers
@@ -290,7 +290,7 @@ def _queries(ground: Ground, serving: Serving, overview: Overview, healths: Heal
     return Queries(source, now_ms=ground.environment.clock.now_ms)
 
 
-def _url(place: Endpoint, server: HttpServer) -> str:
+def _url(place: HostPort, server: HttpServer) -> str:
     """The URL of an address that users can type; the wildcard address is replaced."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(place.host, place.host)
     return f"{server.scheme}://[{host}]:{server.port}" if ":" in host else f"{server.scheme}://{host}:{server.port}"

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from holdfast.cluster.backup.copies import Copies
 from holdfast.cluster.backup.restoring import Plan, read_plan, restored_directory
 from holdfast.cluster.certificates import Certificates
-from holdfast.cluster.config import Config, Endpoint
+from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.environment import Environment
 from holdfast.cluster.groups import FIRST_PARTITION_GROUP, META_GROUP
 from holdfast.cluster.handlers.dispatch import Limits, Timing
@@ -179,7 +179,7 @@ class _Base(NamedTuple):
 def _around(
     base: _Base,
     plan: Plan | None,
-    heard: Mapping[str, Endpoint],
+    heard: Mapping[str, HostPort],
     *,
     timing: Timing,
     certificates: Certificates,

@@ -34,7 +34,7 @@ from prometheus_client.core import Metric
 # Modules of Holdfast are imported here, and nowhere else in this file.
 from holdfast import sdk
 from holdfast.cli.main import main as command_line
-from holdfast.cluster.config import Config, Endpoint, describe
+from holdfast.cluster.config import Config, HostPort, describe
 from holdfast.cluster.node import Node
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -376,7 +376,7 @@ def _labels(family: Metric) -> list[str]:
 async def metric_families() -> list[Metric]:
     """Of the collectors of a node."""
     with tempfile.TemporaryDirectory() as folder:
-        nowhere = Endpoint("127.0.0.1", 0)
+        nowhere = HostPort("127.0.0.1", 0)
         node = Node(Config(data=Path(folder), partitions=1, ingress=nowhere, admin=nowhere, peer=nowhere))
         await node.start()
         try:

@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.cluster.addresses import find_guarded
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, json_answer, read_body
 from holdfast.cluster.backup.job import Backups, check_place, read_place, show_to
-from holdfast.cluster.config import Config, read_endpoint
+from holdfast.cluster.config import Config, read_host_port
 from holdfast.cluster.errors import BadRequest, Conflict, NotFound, Unavailable
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.members.operations import Operations, read_node
@@ -87,7 +87,7 @@ class ClusterAdmin:
         given = await read_body(request, {"name", "address", "zone"})
         node = read_node(given.get("name"), given.get("address"), given.get("zone") or "")
         request.note(name=node.name, address=node.address)
-        place = read_endpoint(node.address)
+        place = read_host_port(node.address)
         if (guarded := await find_guarded(place.host, place.port)) is not None:
             raise BadRequest(guarded, "give the address of the node's peer port")
         return json_answer(200, await self._operations.add(node))

@@ -25,7 +25,7 @@ from typing import Any, Final, cast
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from holdfast.cluster.config import Endpoint
+from holdfast.cluster.config import HostPort
 from holdfast.cluster.errors import error_body
 from holdfast.cluster.http.crowd import Crowd, Place, Strangers
 from holdfast.cluster.tasks import Tasks
@@ -111,7 +111,7 @@ class Door:
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
-    async def open(self, place: Endpoint, sockets: Sequence[socket.socket] = ()) -> None:
+    async def open(self, place: HostPort, sockets: Sequence[socket.socket] = ()) -> None:
         """Listen at an address, or through sockets that already listen. Raises OSError."""
         self._sockets = list(sockets) or await _listen(place)
         self.port = self._sockets[0].getsockname()[1]
@@ -463,7 +463,7 @@ def _has_something(connection: RequestHandler) -> bool:
     return any(event & select.POLLIN for _, event in look.poll(0))
 
 
-async def _listen(place: Endpoint) -> list[socket.socket]:
+async def _listen(place: HostPort) -> list[socket.socket]:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(place.host or None, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []

@@ -11,7 +11,7 @@ from typing import Final
 
 from aiohttp import web
 
-from holdfast.cluster.config import Endpoint
+from holdfast.cluster.config import HostPort
 from holdfast.cluster.errors import error_body
 from holdfast.cluster.http import descriptors
 from holdfast.cluster.http.bodies import AiohttpBody
@@ -64,7 +64,7 @@ class HttpServer:
 
     def __init__(
         self,
-        place: Endpoint,
+        place: HostPort,
         exchange: Exchange,
         *,
         connections_max: Callable[[], int],

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from holdfast.cluster.config import Config, Endpoint
+from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.groups import META_GROUP
 from holdfast.cluster.members.founding import Forming, FoundingRecord
 from holdfast.cluster.members.releases import Releases
@@ -152,7 +152,7 @@ class Joining:
         config = self._config
         address = config.advertise or config.peer
         if not address.port:
-            address = Endpoint(address.host, self._log.port)
+            address = HostPort(address.host, self._log.port)
         where = "" if address.host in ("0.0.0.0", "::", "") else str(address)  # No address that another node can reach.
         ingress = config.public_ingress_url or urls.ingress
         return (config.node, config.zone, where, ingress, config.public_admin_url or urls.admin)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
-from holdfast.cluster.config import read_endpoint, read_name, read_zone
+from holdfast.cluster.config import read_host_port, read_name, read_zone
 from holdfast.cluster.errors import BadRequest, Conflict, Full, NotFound, Unavailable
 from holdfast.cluster.members.handover import CannotMove, Handover
 from holdfast.cluster.registry.registry import Registry
@@ -31,7 +31,7 @@ ADD_HINT: Final = 'give a name and host:port of its peer link, as in {"name": "n
 
 def read_node(name: Any, address: Any, zone: Any) -> PutNode:
     try:
-        return PutNode(read_name(name), read_zone(zone), str(read_endpoint(address)))
+        return PutNode(read_name(name), read_zone(zone), str(read_host_port(address)))
     except ValueError as error:
         raise BadRequest(str(error), ADD_HINT) from None
 

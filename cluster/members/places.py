@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.cluster.config import Config, Endpoint, read_endpoint, read_name
+from holdfast.cluster.config import Config, HostPort, read_host_port, read_name
 from holdfast.cluster.groups import META_GROUP
 from holdfast.cluster.members.founding import write_record
 from holdfast.cluster.peers.rpc import Rpc
@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 _FILE: Final = "PEERS"
 
 
-def read_places(data: Path) -> dict[str, Endpoint]:
+def read_places(data: Path) -> dict[str, HostPort]:
     """The last known addresses of the other nodes, because the settings may name only nodes that are long gone."""
     try:
         found: Any = json.loads((data / _FILE).read_bytes())
-        return {read_name(name): read_endpoint(address) for name, address in found.items()}
+        return {read_name(name): read_host_port(address) for name, address in found.items()}
     except FileNotFoundError:
         return {}
     except (ValueError, AttributeError, OSError) as error:
@@ -42,7 +42,7 @@ def write_places(data: Path, places: Mapping[str, str]) -> None:
     write_record(data, _FILE, dict(places))
 
 
-def addresses(config: Config, heard: Mapping[str, Endpoint]) -> dict[str, Address]:
+def addresses(config: Config, heard: Mapping[str, HostPort]) -> dict[str, Address]:
     """The nodes to dial before the cluster has said which there are."""
     return {name: Address(place.host, place.port) for name, place in {**heard, **config.peers}.items()}
 
@@ -51,13 +51,13 @@ class Places:
     """One per node. Keeps the log's links pointed at the members of the cluster."""
 
     def __init__(
-        self, config: Config, heard: Mapping[str, Endpoint], rpc: Rpc, meta: MetaMachine, log: LogNode
+        self, config: Config, heard: Mapping[str, HostPort], rpc: Rpc, meta: MetaMachine, log: LogNode
     ) -> None:
         self._config = config
         self._rpc = rpc
         self._meta = meta
         self._log = log
-        self._known: dict[str, Endpoint] = {}  # From the cluster's table,
+        self._known: dict[str, HostPort] = {}  # From the cluster's table,
         self._heard = dict(heard)  # and from nodes, which may know more than we do.
         self._dialled: dict[str, Address] = {}
         self._gone: set[str] = set()  # Removed nodes that no longer hold anything.
@@ -65,7 +65,7 @@ class Places:
         rpc.listen("places", self._on_places)
 
     @property
-    def heard(self) -> Mapping[str, Endpoint]:
+    def heard(self) -> Mapping[str, HostPort]:
         """Addresses that are not from the settings."""
         return self._heard
 
@@ -83,7 +83,7 @@ class Places:
             holding.update(log.group(META_GROUP).status().members)
         gone = {name for name, node in membership.nodes.items() if node.state == REMOVED and name not in holding}
         known = {
-            name: read_endpoint(node.address)
+            name: read_host_port(node.address)
             for name, node in membership.nodes.items()
             if node.address and name != config.node and name not in gone
         }
@@ -106,7 +106,7 @@ class Places:
             self._rpc.tell(peer, "places", places)
 
     def _on_places(self, peer: str, places: Any) -> None:
-        heard = {read_name(name): read_endpoint(place) for name, place in dict(places).items()}
+        heard = {read_name(name): read_host_port(place) for name, place in dict(places).items()}
         heard.pop(self._config.node, None)
         if heard.items() - self._heard.items():
             self._heard |= heard

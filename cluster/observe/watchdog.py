@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import FrameType
 from typing import Any, Final
 
-from holdfast.cluster.config import Endpoint
+from holdfast.cluster.config import HostPort
 from holdfast.cluster.http.crowd import Crowd
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ PER_ADDRESS_MAX: Final = 16
 class Watchdog:
     """`blocked` counts how often the loop was blocked for `BLOCKED_S`; `lag_s` is the delay of its last beat."""
 
-    def __init__(self, health: Endpoint | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, health: HostPort | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
         self.blocked = 0
         self.blocked_s = 0.0  # in total
         self.lag_s = 0.0

@@ -35,7 +35,7 @@ OPEN_MAX: Final = 50_000  # Open calls per peer; more are refused.
 
 Handler: TypeAlias = Callable[[str, Any], Awaitable[Any]]
 Listener: TypeAlias = Callable[[str, Any], None]
-QuickHandler: TypeAlias = Callable[[str, Any, "Answer"], None]
+QuickHandler: TypeAlias = Callable[[str, Any, "RpcReply"], None]
 
 
 class Unanswered(Exception):
@@ -57,7 +57,7 @@ class Refused(Exception):
         self.detail = detail
 
 
-class Answer:
+class RpcReply:
     """Lets a quick handler answer once, later, from a callback, without a task of its own."""
 
     __slots__ = ("_number", "_peer", "_rpc")
@@ -208,7 +208,7 @@ class Rpc:
     def _begin(self, peer: str, number: int, method: str, argument: Any) -> None:
         if (quick := self._quick.get(method)) is not None and self._open.get(peer, 0) < OPEN_MAX:
             self._open[peer] = self._open.get(peer, 0) + 1
-            quick(peer, argument, Answer(self, peer, number))
+            quick(peer, argument, RpcReply(self, peer, number))
             return
         handler = self._handlers.get(method)
         if handler is None and method not in self._quick:

@@ -20,9 +20,9 @@ from typing import Any, Final, Protocol
 from holdfast.cluster.entropy import Entropy
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.peers.rpc import (
-    Answer,
     Refused,
     Rpc,
+    RpcReply,
     Unanswered,
 )
 from holdfast.cluster.routing.replies import Replies
@@ -294,7 +294,7 @@ class Router:
 
     # -- being asked -------------------------------------------------------------------------------------------------
 
-    def _serve_submit(self, peer: str, argument: Any, answer: Answer) -> None:
+    def _serve_submit(self, peer: str, argument: Any, answer: RpcReply) -> None:
         try:
             number, raw, watch = argument
             command = decode_command(raw)
@@ -319,7 +319,7 @@ class Router:
         partition.submit(command, partial(self._submitted, answer))
 
     @staticmethod
-    def _submitted(answer: Answer, result: Result | ProposalError) -> None:
+    def _submitted(answer: RpcReply, result: Result | ProposalError) -> None:
         if isinstance(result, ProposalError):
             detail = result.leader if isinstance(result, NotLeader) else None
             answer.refuse(type(result).__name__, str(result), detail)

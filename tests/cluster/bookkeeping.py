@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from holdfast.cluster.config import Config, Endpoint
+from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.node import Node
 from holdfast.cluster.partition.door import Partition
 from holdfast.sdk import Context, ObjectContext, Server, Service, VirtualObject
@@ -65,7 +65,7 @@ class Books:
     def __init__(self, path: Path, names: tuple[str, ...], **settings: Any) -> None:
         self.path = path
         self.places = {
-            name: Endpoint("127.0.0.1", port) for name, port in zip(names, free_ports(len(names)), strict=True)
+            name: HostPort("127.0.0.1", port) for name, port in zip(names, free_ports(len(names)), strict=True)
         }
         self.seats = {name: Seat(path, name, self.places, 4, **settings) for name in names}
         self.placed = 0

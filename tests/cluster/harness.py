@@ -15,7 +15,7 @@ import aiohttp
 from aiohttp import web
 
 from holdfast.cluster.clock import Clock
-from holdfast.cluster.config import Config, Endpoint
+from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.environment import Environment
 from holdfast.cluster.handlers.dispatch import Timing
 from holdfast.cluster.handlers.protocols.interface import Means
@@ -312,7 +312,7 @@ class World:
         self.node: Node
 
     async def start(self) -> Node:
-        free = Endpoint("127.0.0.1", 0)
+        free = HostPort("127.0.0.1", 0)
         config = Config(data=self.path / "node", ingress=free, admin=free, peer=free, **self._settings)
         environment = Environment(clock=self.clock, boot=self.boot)
         self.node = Node(

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from holdfast.cluster.config import Config, Endpoint
+from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.http.exchange import Exchange
 from holdfast.cluster.http.server import HttpServer
 from holdfast.cluster.ingress.ingress import Ingress
@@ -130,7 +130,7 @@ async def known_services() -> Registry:
 
 @asynccontextmanager
 async def rig(**settings: Any) -> AsyncIterator[Rig]:
-    config = Config(ingress=Endpoint("127.0.0.1", 0), **settings)
+    config = Config(ingress=HostPort("127.0.0.1", 0), **settings)
     partition = Partition()
     ingress = Ingress(
         config,

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from holdfast.cluster.config import Config, Endpoint
+from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.http.exchange import Exchange
 from holdfast.cluster.ingress.ingress import Ingress
 from holdfast.cluster.node import Node
@@ -138,7 +138,7 @@ class Serving:
 
 @asynccontextmanager
 async def serving(path: Path, *, register: bool = True, **settings: Any) -> AsyncIterator[Serving]:
-    free = Endpoint("127.0.0.1", 0)
+    free = HostPort("127.0.0.1", 0)
     failures: list[BaseException] = []
     config = Config(data=path / "data", partitions=2, ingress=free, admin=free, peer=free, **settings)
     node = Node(config, timing=FAST, on_fatal=failures.append)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cluster.config import BadConfig, Config, Endpoint, build
+from holdfast.cluster.config import BadConfig, Config, HostPort, build
 from holdfast.cluster.errors import BadRequest, Circumstance, Forbidden, UnsupportedEncoding
 from holdfast.cluster.http.browsers import ADMIN, INGRESS, SEEN_MAX, Browsers
 from holdfast.cluster.origins import normal_origin, read_hosts, read_origins, split_host
@@ -392,7 +392,7 @@ def test_any_host_may_be_named_only_if_tokens_are_required(auth: dict[str, str])
 
 
 def test_a_form_and_a_foreign_page_are_different_errors() -> None:
-    browsers = Browsers(Config(admin=Endpoint("127.0.0.1", 9070)), ADMIN)
+    browsers = Browsers(Config(admin=HostPort("127.0.0.1", 9070)), ADMIN)
     with pytest.raises(Forbidden):
         browsers.check("POST", "/", {"Origin": EVIL})
     with pytest.raises(UnsupportedEncoding):

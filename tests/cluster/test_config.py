@@ -17,7 +17,7 @@ from holdfast.cluster.advice import advise, find_faults
 from holdfast.cluster.config import (
     BadConfig,
     Config,
-    Endpoint,
+    HostPort,
     build,
     describe,
     founders_of,
@@ -52,11 +52,11 @@ def test_a_file_is_read_and_variables_win_over_it(tmp_path: Path) -> None:
 
     assert config.node == "n2"
     assert config.data == tmp_path / "data"
-    assert config.ingress == Endpoint("127.0.0.1", 81)
+    assert config.ingress == HostPort("127.0.0.1", 81)
     assert config.body_bytes_max == 8 * MIB
     assert config.partitions == 16
     assert config.secret == b"0123456789abcdef"
-    assert config.peers == {"n1": Endpoint("10.0.0.1", 5122), "n3": Endpoint("::1", 5122)}
+    assert config.peers == {"n1": HostPort("10.0.0.1", 5122), "n3": HostPort("::1", 5122)}
     assert "0123456789abcdef" not in repr(config)
 
 
@@ -121,7 +121,7 @@ def test_one_list_of_peers_may_serve_for_all_nodes(tmp_path: Path) -> None:
 
     read = build({"node": "n1", "peers": "n1=h:1,n2=h:2", "secret_file": str(tmp_path / "secret")})
 
-    assert read.peers == {"n2": Endpoint("h", 2)}
+    assert read.peers == {"n2": HostPort("h", 2)}
 
 
 values = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers(), max_size=2)
@@ -142,8 +142,8 @@ def test_the_own_entry_among_the_peers_is_the_advertised_address(tmp_path: Path)
 
     one, two = (build({**values, "node": name, "peer": "0.0.0.0:5122"}) for name in ("n1", "n2"))
 
-    assert one.advertise == Endpoint("10.0.0.1", 5122) and list(one.peers) == ["n2"]
-    assert two.advertise == Endpoint("10.0.0.2", 5122) and list(two.peers) == ["n1"]
+    assert one.advertise == HostPort("10.0.0.1", 5122) and list(one.peers) == ["n2"]
+    assert two.advertise == HostPort("10.0.0.2", 5122) and list(two.peers) == ["n1"]
     assert founders_of(one) == founders_of(two) == ("n1", "n2")
 
 

@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 from aiohttp import web
 
-from holdfast.cluster.config import Endpoint
+from holdfast.cluster.config import HostPort
 from holdfast.cluster.http.doors import FRESH_S, IDLE_S, Door
 from holdfast.sdk.loop import new_event_loop
 
@@ -64,7 +64,7 @@ def run(
 
         server = web.Server(answer, access_log=None)
         door = Door(server, connections_max=connections_max, per_address_max=per_address_max)
-        await door.open(Endpoint("127.0.0.1", 0))
+        await door.open(HostPort("127.0.0.1", 0))
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await scenario(door, server)
@@ -204,7 +204,7 @@ def test_a_door_that_is_passed_on_is_never_shut() -> None:
                 return response
 
             successor = Door(web.Server(answer, access_log=None))
-            await successor.open(Endpoint("127.0.0.1", 0), sockets)
+            await successor.open(HostPort("127.0.0.1", 0), sockets)
             assert successor.port == door.port
             with closing(between.socket):
                 for client in (waiting, between):

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from holdfast.cluster.config import BadConfig, Config, Endpoint
+from holdfast.cluster.config import BadConfig, Config, HostPort
 from holdfast.cluster.members.founding import Founding, open_founding, write_founding
 from holdfast.cluster.node import Node
 from holdfast.log.errors import WrongDirectory
@@ -27,10 +27,10 @@ class Places:
 
     def __init__(self, path: Path, *names: str) -> None:
         self.path = path
-        self.at = {name: Endpoint("127.0.0.1", port) for name, port in zip(names, free_ports(len(names)), strict=True)}
+        self.at = {name: HostPort("127.0.0.1", port) for name, port in zip(names, free_ports(len(names)), strict=True)}
 
     def node(self, name: str, **settings: Any) -> Node:
-        free = Endpoint("127.0.0.1", 0)
+        free = HostPort("127.0.0.1", 0)
         settings.setdefault("peers", {other: place for other, place in self.at.items() if other != name})
         config = Config(
             node=name, data=self.path / name, ingress=free, admin=free, peer=self.at[name], partitions=1,
@@ -148,11 +148,11 @@ async def test_a_node_that_is_no_founder_forms_nothing_and_reports_what_it_waits
 
 
 def test_a_directory_remembers_its_founders(tmp_path: Path) -> None:
-    peers = {name: Endpoint("127.0.0.1", 1) for name in ("n2", "n3")}
+    peers = {name: HostPort("127.0.0.1", 1) for name in ("n2", "n3")}
     first = open_founding(Config(node="n1", data=tmp_path, peers=peers))
     assert first.founders == NAMES
 
-    grown = open_founding(Config(node="n1", data=tmp_path, peers={**peers, "n4": Endpoint("127.0.0.1", 1)}))
+    grown = open_founding(Config(node="n1", data=tmp_path, peers={**peers, "n4": HostPort("127.0.0.1", 1)}))
 
     assert grown.cluster_id == first.cluster_id, "who joins later changes nothing"
     with pytest.raises(WrongDirectory, match="formed by n1, n2, n3, but the setting founders says n1, n2"):
@@ -190,7 +190,7 @@ def test_a_log_without_the_record_of_its_cluster_is_refused(tmp_path: Path) -> N
 
 def test_founders_without_an_address_are_missed_at_once(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="lacks n3"):
-        open_founding(Config(data=tmp_path, founders=NAMES, peers={"n2": Endpoint("127.0.0.1", 1)}))
+        open_founding(Config(data=tmp_path, founders=NAMES, peers={"n2": HostPort("127.0.0.1", 1)}))
 
 
 async def test_a_node_that_waits_for_its_founders_stops_on_request(tmp_path: Path) -> None:

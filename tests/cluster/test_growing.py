@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from holdfast.cluster.config import Endpoint
+from holdfast.cluster.config import HostPort
 from holdfast.cluster.members import controller, leftovers
 from holdfast.log.errors import NoRoomHere
 from holdfast.log.host import Host
@@ -33,7 +33,7 @@ class Growing:
     def __init__(self, path: Path, founders: tuple[str, ...], later: tuple[str, ...], **settings: Any) -> None:
         names = (*founders, *later)
         self.places = {
-            name: Endpoint("127.0.0.1", port) for name, port in zip(names, free_ports(len(names)), strict=True)
+            name: HostPort("127.0.0.1", port) for name, port in zip(names, free_ports(len(names)), strict=True)
         }
         first = {name: self.places[name] for name in founders}
         zones: dict[str, str] = settings.pop("zones", {})

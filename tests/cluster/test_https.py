@@ -20,7 +20,7 @@ from aiohttp import web
 
 from holdfast.cli.authority import Pair, make_authority, make_for_client, make_for_node
 from holdfast.cluster.certificates import door_context
-from holdfast.cluster.config import Endpoint, build
+from holdfast.cluster.config import HostPort, build
 from holdfast.cluster.http import doors
 from holdfast.cluster.http.doors import Door
 from holdfast.cluster.node import Node
@@ -88,7 +88,7 @@ def run(
             per_address_max=per_address_max,
             tls=lambda: context,
         )
-        await door.open(Endpoint("127.0.0.1", 0))
+        await door.open(HostPort("127.0.0.1", 0))
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await scenario(door)

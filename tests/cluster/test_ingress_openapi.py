@@ -11,6 +11,7 @@ from holdfast.cluster.ingress.routes import ROUTES
 from holdfast.statemachine.meta import Handler, Service
 from tests.cluster.ingress_rig import rig
 from tests.cluster.test_tokens import one
+from tests.structure import ROOT
 
 ORDER = json.dumps({"$ref": "#/$defs/Order", "$defs": {"Order": {"type": "object"}}})
 
@@ -73,3 +74,10 @@ async def test_a_token_for_some_services_sees_those_alone(tmp_path: Path) -> Non
 
     assert status == 200
     assert {path.split("/")[1] for path in described["paths"]} == {"holdfast", "echo"}
+
+
+def test_every_own_route_is_on_the_page_about_http() -> None:
+    page = (ROOT / "docs" / "http.md").read_text()
+
+    missing = [route.path for route in ROUTES if route.path.rpartition("/")[0] not in page]
+    assert missing == []

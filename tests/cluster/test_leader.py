@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from holdfast.cluster.config import Config, Endpoint
+from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.leading.leadership import Leadership, limits_of
 from holdfast.cluster.node import Node
 from holdfast.cluster.partition.machine import Waiter
@@ -216,8 +216,8 @@ class Cluster:
             each.close()
 
     def _config(self, name: str) -> Config:
-        free = Endpoint("127.0.0.1", 0)
-        places = {each: Endpoint("127.0.0.1", port) for each, port in self.ports.items()}
+        free = HostPort("127.0.0.1", 0)
+        places = {each: HostPort("127.0.0.1", port) for each, port in self.ports.items()}
         return Config(
             node=name,
             data=self.path / name,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.advice import advise, find_faults
-from holdfast.cluster.config import BadConfig, Config, Endpoint, build
+from holdfast.cluster.config import BadConfig, Config, HostPort, build
 from holdfast.cluster.node import Node
 from holdfast.cluster.private import check_secrets, find_exposure, make_private
 from tests.cluster.harness import FAST, PATIENCE_S, eventually
@@ -93,7 +93,7 @@ def test_the_headers_with_secrets_of_a_request_are_nowhere_on_disk(tmp_path: Pat
 
 
 def config_of(data: Path) -> Config:
-    free = Endpoint("127.0.0.1", 0)
+    free = HostPort("127.0.0.1", 0)
     return Config(data=data, partitions=1, ingress=free, admin=free, peer=free)
 
 

@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from holdfast.cluster.backup.restoring import identify, restore
 from holdfast.cluster.clock import Clock, wall_ms
-from holdfast.cluster.config import BadConfig, Endpoint
+from holdfast.cluster.config import BadConfig, HostPort
 from holdfast.cluster.members.founding import open_founding, read_founding
 from holdfast.cluster.members.operations import read_node
 from holdfast.log.errors import WrongDirectory
@@ -209,7 +209,7 @@ async def test_a_node_joins_a_restored_cluster_and_gets_its_states(
     monkeypatch.setattr("holdfast.cluster.members.controller.IDLE_S", 0.2)
     new = made_from(past, past.backups[0], tmp_path, 2, replication=3)
     await new.start()
-    place = Endpoint("127.0.0.1", free_ports(1)[0])
+    place = HostPort("127.0.0.1", free_ports(1)[0])
     restored = new.nodes[0].ground.record.founding.restored
     joining = Seat(tmp_path, "m9", {**new.places, "m9": place}, 4, founders=tuple(new.places), restored=restored)
     try:

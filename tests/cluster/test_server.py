@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from holdfast.cluster.config import Config, Endpoint
+from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.node import Node
 from tests.cluster.harness import PATIENCE_S, eventually
 from tests.cluster.serving import Serving, run, serving
@@ -154,8 +154,8 @@ def test_a_flood_beyond_the_bound_is_refused_and_nothing_accepted_is_lost(tmp_pa
 
 def test_a_port_in_use_is_an_error_that_leaves_nothing_behind(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
-        free = Endpoint("127.0.0.1", 0)
-        taken = Endpoint("127.0.0.1", int(at.node.doors.urls.ingress.rpartition(":")[2]))
+        free = HostPort("127.0.0.1", 0)
+        taken = HostPort("127.0.0.1", int(at.node.doors.urls.ingress.rpartition(":")[2]))
         config = Config(data=tmp_path / "other", partitions=1, ingress=taken, admin=free, peer=free)
 
         with pytest.raises(OSError, match="in use"):

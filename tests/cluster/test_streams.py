@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from holdfast.cluster.config import Config, Endpoint
+from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.http import streams
 from holdfast.cluster.http.exchange import Answer, Exchange, Request
 from holdfast.cluster.http.server import HttpServer
@@ -79,7 +79,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 @asynccontextmanager
 async def rig(*, connections: int = 100, abandon: bool = False, **more: Any) -> AsyncIterator[Rig]:
-    config, source = Config(ingress=Endpoint("127.0.0.1", 0)), Source()
+    config, source = Config(ingress=HostPort("127.0.0.1", 0)), Source()
     exchange = Exchange(config, source, source="ingress", **more)
     server = HttpServer(
         config.ingress, exchange, connections_max=lambda: connections, per_address_max=1000, abandon=abandon

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from holdfast.cluster.config import Config, Endpoint
+from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.environment import Environment
 from holdfast.cluster.node import Node
 from holdfast.cluster.registry import metalog
@@ -31,14 +31,14 @@ PATIENT = engine.Timing(election_min=2.0, election_max=2.5, quorum=2.0)
 class Seat(World):
     """One of several nodes."""
 
-    def __init__(self, path: Path, name: str, places: dict[str, Endpoint], partitions: int, **settings: Any) -> None:
+    def __init__(self, path: Path, name: str, places: dict[str, HostPort], partitions: int, **settings: Any) -> None:
         super().__init__(path / name, partitions=partitions, **settings)
         self.name = name
         self.places = places
         self.up = False
 
     async def start(self) -> Node:
-        free = Endpoint("127.0.0.1", 0)
+        free = HostPort("127.0.0.1", 0)
         peers = {name: place for name, place in self.places.items() if name != self.name}
         config = Config(
             node=self.name,
@@ -64,7 +64,7 @@ class Seat(World):
 
 class Three:
     def __init__(self, path: Path, partitions: int, **settings: Any) -> None:
-        places = {name: Endpoint("127.0.0.1", port) for name, port in zip(NAMES, free_ports(3), strict=True)}
+        places = {name: HostPort("127.0.0.1", port) for name, port in zip(NAMES, free_ports(3), strict=True)}
         self.seats = {name: Seat(path, name, places, partitions, **settings) for name in NAMES}
         self.endpoint: FakeEndpoint
 

@@ -14,7 +14,7 @@ import urllib.request
 
 import pytest
 
-from holdfast.cluster.config import Endpoint
+from holdfast.cluster.config import HostPort
 from holdfast.cluster.observe import watchdog
 from holdfast.cluster.observe.watchdog import Watchdog
 from tests.cluster.harness import eventually
@@ -34,7 +34,7 @@ async def test_a_hung_loop_is_reported_with_its_place_and_probes_are_still_answe
     monkeypatch.setattr(watchdog, "BLOCKED_S", 0.2)
     monkeypatch.setattr(watchdog, "HUNG_S", 0.3)
     caplog.set_level(logging.WARNING)
-    it = Watchdog(Endpoint("127.0.0.1", 0))
+    it = Watchdog(HostPort("127.0.0.1", 0))
     it.start()
     seen: list[tuple[int, str]] = []
     released = threading.Event()
@@ -65,7 +65,7 @@ async def test_a_hung_loop_is_reported_with_its_place_and_probes_are_still_answe
 
 
 async def test_slow_clients_keep_no_probe_out() -> None:
-    it = Watchdog(Endpoint("127.0.0.1", 0))
+    it = Watchdog(HostPort("127.0.0.1", 0))
     it.start()
     port, ending, opened = it.port, threading.Event(), [0]
 
@@ -105,7 +105,7 @@ async def test_slow_clients_keep_no_probe_out() -> None:
 
 
 async def test_one_address_keeps_its_place_for_the_newest_probe() -> None:
-    it = Watchdog(Endpoint("127.0.0.1", 0))
+    it = Watchdog(HostPort("127.0.0.1", 0))
     it.start()
     slow: list[socket.socket] = []
     for _ in range(watchdog.PER_ADDRESS_MAX):
@@ -121,7 +121,7 @@ async def test_one_address_keeps_its_place_for_the_newest_probe() -> None:
 
 
 async def test_a_running_loop_is_reported_as_running_and_a_stopped_watchdog_does_not_answer() -> None:
-    it = Watchdog(Endpoint("127.0.0.1", 0))
+    it = Watchdog(HostPort("127.0.0.1", 0))
     it.start()
     port = it.port
 

@@ -213,7 +213,7 @@ def test_each_pod_reads_its_environment(tmp_path: Path) -> None:
         read = settings({**of_kind("ConfigMap")["data"], **environment, "HOLDFAST_NODE": pod}, tmp_path)
 
         assert sorted({pod, *read.peers}) == pods == list(read.founders)
-        assert read.health == config.Endpoint("0.0.0.0", container_port("health"))
+        assert read.health == config.HostPort("0.0.0.0", container_port("health"))
         assert all(place.host == f"{name}.holdfast-peers" for name, place in read.peers.items())
         assert read.auth == "tokens" and find_open_doors(read) is None and open_root(read)
 

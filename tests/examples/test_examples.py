@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from examples import agent, chat, fastapi_app, hello, researchers, trips
-from holdfast.cluster.config import Config, Endpoint
+from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.node import Node
 from holdfast.sdk import CallFailed, Client, Server
 
@@ -31,7 +31,7 @@ class Running(Client):
 
 @asynccontextmanager
 async def running(path: Path, *services: Any) -> AsyncIterator[Running]:
-    free = Endpoint("127.0.0.1", 0)
+    free = HostPort("127.0.0.1", 0)
     failures: list[BaseException] = []
     node = Node(Config(data=path / "data", partitions=2, ingress=free, admin=free, peer=free), on_fatal=failures.append)
     server = Server(services) if services else None

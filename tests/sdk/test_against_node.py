@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from holdfast.cluster.config import Config, Endpoint
+from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.node import Node
 from holdfast.sdk import (
     CallFailed,
@@ -183,7 +183,7 @@ class World:
 
 @asynccontextmanager
 async def running(path: Path, world: World) -> AsyncIterator[tuple[Node, Server, Client]]:
-    free = Endpoint("127.0.0.1", 0)
+    free = HostPort("127.0.0.1", 0)
     node = Node(Config(data=path / "node", partitions=2, ingress=free, admin=free, peer=free))
     await node.start()
     server = Server(world.services, suspend_after=0.1)

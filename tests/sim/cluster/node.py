@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.cluster.clock import Clock
-from holdfast.cluster.config import Config, Endpoint
+from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.entropy import Entropy
 from holdfast.cluster.environment import Environment, Event
 from holdfast.cluster.handlers.dispatch import Timing
@@ -153,7 +153,7 @@ def config_of(process: Process) -> Config:
     world = process.world
     # Founders were configured before other nodes existed; a joining node is told of all.
     told = world.founders if process.name in world.founders else world.names
-    others = {name: Endpoint("sim", 1) for name in told if name != process.name}
+    others = {name: HostPort("sim", 1) for name in told if name != process.name}
     profile = world.profile
     return Config(
         node=process.name,
