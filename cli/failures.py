@@ -13,6 +13,7 @@ from holdfast.sdk.ids import format_id
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import Command, Complete, FailAttempt, Pause, RecordRunFailure, RecordStep
 from holdfast.statemachine.effects import Result, Status
+from holdfast.statemachine.outcomes import failure_of, is_success, message_of
 from holdfast.statemachine.records import Invocation
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Reporter:
     def __call__(self, partition: Partition, command: Command, result: Result) -> None:
         if type(command) not in _KINDS or (type(command) is RecordStep and result.code != 409):
             return
-        if type(command) is Complete and (command.outcome[0] == 0 or result.code):
+        if type(command) is Complete and (is_success(command.outcome) or result.code):
             return
         if type(command) in (FailAttempt, RecordRunFailure, Pause) and result.code:
             return  # The attempt had already ended, or the invocation was already paused.
@@ -45,8 +46,9 @@ class Reporter:
             _say("PAUSED", record, why_paused(command, last), _resume(record))
         elif type(command) is Complete:
             self._failures.pop(record.id, None)
-            outcome = command.outcome
-            _say("failed", record, f"{outcome[2]} ({outcome[1]} {outcome[3]})".replace(" )", ")"))
+            failure = failure_of(command.outcome)
+            assert failure is not None, "successes were passed over"
+            _say("failed", record, f"{failure.message} ({failure.code} {failure.kind})".replace(" )", ")"))
         elif type(command) in (FailAttempt, RecordRunFailure, RecordStep):
             count = self._count(record.id)
             if count & count - 1:
@@ -69,18 +71,18 @@ def _what(command: Command) -> str:
 
 
 def why_paused(command: Command, last: queries.FailedAttempt | None) -> str:
-    if last is not None and isinstance(command, FailAttempt) and command.failure[2] in last.message:
+    if last is not None and isinstance(command, FailAttempt) and message_of(command.failure) in last.message:
         return last.message  # It says more, for example how often the process ended.
     return _reason(command, last.message if last is not None else "")
 
 
 def _reason(command: Command, otherwise: str) -> str:
-    failure: list[Any] | None = getattr(command, "failure", None)
+    packed: list[Any] | None = getattr(command, "failure", None)
+    failure = failure_of(packed) if packed is not None else None
     if failure is None:
         return otherwise if not isinstance(command, Pause) else "by an operator"
-    extra = failure[4] if len(failure) > 4 and failure[4] else {}
-    trace = extra.get("trace")
-    return f"{failure[2]} (at {trace[-1]})" if trace else f"{failure[2]}"
+    trace = (failure.extra or {}).get("trace")
+    return f"{failure.message} (at {trace[-1]})" if trace else failure.message
 
 
 def _next(record: Invocation, partition: Partition, command: Command) -> str:

@@ -21,6 +21,7 @@ from holdfast.sdk.trace_context import (
 )
 from holdfast.statemachine.history import EndedAttempt
 from holdfast.statemachine.ops import ROWS
+from holdfast.statemachine.outcomes import failure_of
 from holdfast.statemachine.records import Invocation
 
 #: Of a step that calls, the span of what is called is a child.
@@ -163,7 +164,5 @@ def _step(trace_id: str, ident: InvocationId, index: int, step: Step, *, parent_
 
 def _error(outcome: list[Any] | None) -> str | None:
     """Of an outcome that is a failure: its kind and message."""
-    if outcome is None or outcome[0] != 1:
-        return None
-    message, kind = outcome[2], outcome[3] if len(outcome) > 3 else ""
-    return f"{kind}: {message}"[:TEXT_MAX]
+    failure = failure_of(outcome) if outcome is not None else None
+    return f"{failure.kind}: {failure.message}"[:TEXT_MAX] if failure is not None else None

@@ -41,6 +41,12 @@ def failure_of(outcome: Sequence[Any]) -> Failure | None:
     return None if outcome[0] == 0 else Failure(*outcome[1:])
 
 
+def message_of(outcome: Sequence[Any]) -> str:
+    """Of a failure."""
+    message: str = outcome[2]
+    return message
+
+
 def details_of(outcome: Sequence[Any]) -> Sequence[Any]:
     """The fields of a failure, for the record of one."""
     return outcome[1:]

@@ -120,6 +120,13 @@ UNSAFE_BUILTINS = {"eval", "exec", "compile", "__import__"}
 UNSAFE_YAML = {"load", "load_all", "full_load", "full_load_all", "unsafe_load", "unsafe_load_all"}
 
 
+# Who knows what stands where in a packed outcome: its face, the references in it, the wire, and where speed decides.
+KNOW_OUTCOMES = (
+    "holdfast.statemachine.outcomes", "holdfast.statemachine.refs", "holdfast.cluster.handlers.large",
+    "holdfast.cluster.handlers.protocols.native",
+)  # fmt: skip
+
+
 class Module(NamedTuple):
     name: str
     """The dotted import name; for files beside the rooms, their path with dots."""
@@ -389,6 +396,22 @@ def unnamed_arguments(module: Module) -> set[str]:
         and sum(not isinstance(argument, ast.Starred) for argument in node.args) > POSITIONAL_MAX
         and not dotted(node.func).startswith("logger.")
     }
+
+
+def outcomes_opened(module: Module) -> list[str]:
+    """An outcome is read and made by `statemachine.outcomes` (or, at an SDK, by `sdk.journal`), never by numbers."""
+    if any(covers(name, module.name) for name in KNOW_OUTCOMES):
+        return []
+    found = []
+    for node in ast.walk(module.tree):
+        if (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.value, ast.Name | ast.Attribute)
+            and (node.value.id if isinstance(node.value, ast.Name) else node.value.attr) in ("outcome", "failure")
+            and (isinstance(node.slice, ast.Slice) or isinstance(getattr(node.slice, "value", None), int))
+        ):
+            found.append(f"{module.name}:{node.lineno} reads an outcome by number: use statemachine.outcomes")
+    return found
 
 
 def lists_of_operations(module: Module) -> list[str]:

@@ -33,6 +33,7 @@ from tests.structure import (
     lists_of_operations,
     machine_asked,
     modules,
+    outcomes_opened,
     parse,
     statements,
     unasserted_name,
@@ -265,6 +266,16 @@ def test_calls_with_many_arguments_name_them() -> None:
 )
 def test_arguments_without_names_are_found(call: str, found: set[str]) -> None:
     assert unnamed_arguments(parse(call, "holdfast.cluster.node")) == found
+
+
+def test_outcomes_are_read_by_their_face() -> None:
+    assert broken(outcomes_opened, modules("cluster", "statemachine", "cli")) == []
+
+
+@pytest.mark.parametrize("source", ["outcome[0]", "step.outcome[1:]", "f(found.failure[2])"])
+def test_an_outcome_that_is_read_by_number_is_found(source: str) -> None:
+    assert len(outcomes_opened(parse(source, "holdfast.cluster.node"))) == 1
+    assert outcomes_opened(parse(source, "holdfast.statemachine.outcomes")) == []
 
 
 def test_a_node_asks_its_environment_for_time_and_random_bytes() -> None:

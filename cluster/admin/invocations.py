@@ -35,6 +35,7 @@ from holdfast.sdk.ids import format_id
 from holdfast.sdk.journal import cut_text
 from holdfast.statemachine.commands import DecideStep
 from holdfast.statemachine.effects import Code, Status
+from holdfast.statemachine.outcomes import failed, succeeded
 from holdfast.statemachine.queries import Filter
 from holdfast.statemachine.records import Invocation
 
@@ -139,14 +140,14 @@ class InvocationAdmin:
             raise BadRequest('send exactly one of "value", "failure" and "again": true')
         outcome: list[Any] | None = None
         if "value" in given:
-            outcome = [0, read_payload(given["value"])]
+            outcome = succeeded(read_payload(given["value"]))
         elif "failure" in given:
             failure = given["failure"]
             message = failure.get("message") if isinstance(failure, dict) else None
             code = failure.get("code", 500) if isinstance(failure, dict) else None
             if not isinstance(message, str) or type(code) is not int or not 400 <= code <= 599:
                 raise BadRequest('"failure" must have a "message" and may have a "code" from 400 to 599')
-            outcome = [1, code, cut_text(message), "Decided"]
+            outcome = failed(code, cut_text(message), "Decided")
         check(await self._router.submit(id_, DecideStep(id_, step, outcome)))
         return json_answer(200, {"id": format_id(id_), "step": step, "status": "Decided"})
 

@@ -19,6 +19,7 @@ from holdfast.statemachine import refs
 from holdfast.statemachine.commands import Payload
 from holdfast.statemachine.effects import STATUS_NAMES, Status
 from holdfast.statemachine.ops import ROWS
+from holdfast.statemachine.outcomes import is_success, payload_of
 from holdfast.statemachine.queries import completed_ms, shown_status
 from holdfast.statemachine.records import END_NAMES
 
@@ -104,10 +105,9 @@ def _output(step: Step, index: int) -> Payload:
 
 
 def _success(outcome: list[Any], whose: str) -> Payload:
-    if outcome[0] != 0:
+    if not is_success(outcome):
         raise NotFound(f"{whose} failed, and has no value")
-    payload: Payload = outcome[1]
-    return payload
+    return payload_of(outcome)
 
 
 def _is_id(last: list[Any]) -> bool:

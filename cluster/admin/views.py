@@ -22,7 +22,6 @@ from holdfast.sdk.ids import ID_BYTES, InvocationId, format_awakeable, format_id
 from holdfast.sdk.journal import (
     NOTHING,
     OP_NAMES,
-    Failure,
     Op,
     Step,
 )
@@ -32,6 +31,7 @@ from holdfast.statemachine.effects import STATUS_NAMES, Status
 from holdfast.statemachine.history import ENDED_NAMES, EndedAttempt
 from holdfast.statemachine.meta import Deployment, Handler, MetaState, Service
 from holdfast.statemachine.ops import ROWS
+from holdfast.statemachine.outcomes import failure_of, is_success, payload_of, succeeded
 from holdfast.statemachine.pauses import Standing, why_paused
 from holdfast.statemachine.queries import ShownFailure, completed_ms, shown_status
 from holdfast.statemachine.records import END_NAMES, Invocation, Object
@@ -89,9 +89,9 @@ def read_payload(value: Any) -> bytes:
 
 
 def show_outcome(outcome: list[Any]) -> dict[str, Any]:
-    if outcome[0] == 0:
-        return {"value": show_payload(outcome[1])}
-    failure = Failure(*outcome[1:])
+    failure = failure_of(outcome)
+    if failure is None:
+        return {"value": show_payload(payload_of(outcome))}
     shown: dict[str, Any] = {"code": failure.code, "message": failure.message, "kind": failure.kind or None}
     return {"failure": {**shown, **(failure.extra or {})}}
 
@@ -249,12 +249,14 @@ def unwrapped(step: Step) -> list[Any]:
     assert step.outcome is not None
     outcome = step.outcome
     row = ROWS.get(step.op)
-    if row is None or not row.signature.maybe or outcome[0] != 0:
+    if row is None or not row.signature.maybe or not is_success(outcome):
         return outcome
     ref = refs.in_outcome(outcome)
     if ref is not None:
-        return [0, Ref(ref.code - 1, ref.data)]
-    return [0, outcome[1][1:] if outcome[1] != NOTHING else b""]
+        return succeeded(Ref(ref.code - 1, ref.data))
+    payload = payload_of(outcome)
+    assert isinstance(payload, bytes), "references were handled above"
+    return succeeded(payload[1:] if payload != NOTHING else b"")
 
 
 def _show_argument(step: Step) -> dict[str, Any]:

@@ -65,19 +65,6 @@ class Failures:
         attempts = min(command.retry.max_attempts or PROTOCOL_ATTEMPTS, PROTOCOL_ATTEMPTS)
         return command._replace(retry=command.retry._replace(max_attempts=attempts))
 
-    def of_missing_handler(self, ident: InvocationId, epoch: int, path: str, deployment: str | None) -> FailAttempt:
-        """No deployment offers the handler. A pinned invocation waits for an operator, others for a deployment."""
-        where = f"deployment {deployment}" if deployment is not None else "any registered deployment"
-        return FailAttempt(
-            id=ident,
-            epoch=epoch,
-            failure=[1, 503, f"{path} is not offered by {where}", "NoDeployment"],
-            retry=Retry(initial_ms=1000, max_interval_ms=60_000, max_attempts=0),
-            jitter_ms=self._rng.getrandbits(31),
-            retry_after_ms=0,
-            pause=deployment is not None,
-        )
-
 
 def refuse(owner: Owner, command: FailAttempt) -> None:
     """An attempt cannot start. While this node leads, nothing else would start it if the command did not arrive."""

@@ -51,6 +51,7 @@ from holdfast.statemachine.effects import (
     StartAttempt,
     Status,
 )
+from holdfast.statemachine.outcomes import failed, message_of
 
 logger = logging.getLogger(__name__)
 
@@ -371,7 +372,7 @@ class Invoker:
             attempt.measure(self.timings)
             self._end(attempt)
         elif type(wanted) is FailAttempt:
-            self.drop(attempt, wanted.failure[2])  # It made an invalid request.
+            self.drop(attempt, message_of(wanted.failure))  # It made an invalid request.
         if not attempt.partition.submit(wanted, attempt.answered):
             # Nothing may follow a gap. `answered` gets the reason.
             self.drop(attempt, "its step could not be journaled")
@@ -382,7 +383,7 @@ class Invoker:
         """Stage a large value. Everything the attempt sends after it waits until the value is in the state."""
         if any(refs.size_of(payload) > PAYLOAD_BYTES_MAX for payload in refs.payloads(wanted)):
             text = f"a value must have at most {PAYLOAD_BYTES_MAX} bytes: keep larger ones elsewhere"
-            self.fail(attempt, [1, 413, text, "TooLarge"], pause=True)
+            self.fail(attempt, failed(413, text, "TooLarge"), pause=True)
             return
         self.staging_bytes += self.stager.large(wanted)
         attempt.backlog.append((wanted, last))
@@ -453,7 +454,7 @@ class Invoker:
 
     def fail(self, attempt: Attempt, failure: list[Any], *, pause: bool = False) -> None:
         """The handler or the endpoint is at fault: the failure counts, and the invocation is retried later."""
-        self.drop(attempt, failure[2])
+        self.drop(attempt, message_of(failure))
         if not attempt.owner.ended:
             command = self._failures.of_attempt(attempt, failure, pause=pause)
             attempt.partition.submit(command, attempt.answered)
@@ -465,18 +466,18 @@ class Invoker:
         invocation waits for an operator. A reference to nothing must not happen, and counts against the invocation."""
         if isinstance(error, ValueLost):
             self.objects.report(error, format_id(attempt.id))
-            self.fail(attempt, [1, 500, cut_text(f"{error}; {error.hint}"), "ValueLost"], pause=True)
+            self.fail(attempt, failed(500, cut_text(f"{error}; {error.hint}"), "ValueLost"), pause=True)
             return
         if not isinstance(error, StoreDown):
             logger.error("%s: reading a large value failed", format_id(attempt.id), exc_info=error)
             if isinstance(error, queries.Gone):
-                self.fail(attempt, [1, 500, str(error), "ValueGone"])
+                self.fail(attempt, failed(500, str(error), "ValueGone"))
             else:
                 self.lost(attempt, "internal error of this node")
             return
         self.drop(attempt, str(error))
         if not attempt.owner.ended:
-            failure = [1, 503, cut_text(str(error)), "StoreDown"]
+            failure = failed(503, cut_text(str(error)), "StoreDown")
             command = PostponeAttempt(attempt.id, attempt.epoch, failure, self.objects.delay_ms(self.rng))
             attempt.partition.submit(command, attempt.answered)
 
@@ -491,7 +492,7 @@ class Invoker:
         self.drop(attempt, why)
         if attempt.owner.ended:
             return
-        failure = [1, 503, cut_text(why), kind]
+        failure = failed(503, cut_text(why), kind)
         command: Command
         if attempt.losses >= LOSSES_MAX - 1 and attempt.beside != ALONE:
             command = PostponeAttempt(attempt.id, attempt.epoch, failure, self.rng.randint(*_ANOTHER_CHANCE_MS))
@@ -557,7 +558,7 @@ class Invoker:
                     f"the handler sent nothing for {silent:.1f} s, and did not suspend when it was asked to "
                     f"(inactivity timeout {options.inactivity_ms} ms, abort timeout {options.abort_ms} ms)"
                 )
-                self.fail(attempt, [1, 504, text, "Timeout"])
+                self.fail(attempt, failed(504, text, "Timeout"))
 
     def suspend(self, owner: Owner) -> None:
         """Ask the attempts of one partition to suspend."""

@@ -53,7 +53,7 @@ from holdfast.statemachine.commands import (
     SuspendAttempt,
     row_of,
 )
-from holdfast.statemachine.outcomes import failed
+from holdfast.statemachine.outcomes import failed, is_success
 
 HEADERS_MAX: Final = 64
 HEADER_BYTES_MAX: Final = 16 * 1024  # in total
@@ -312,7 +312,7 @@ def _began(sender: Sender, began_ms: int) -> int:
 
 def _bounded(sender: Sender, outcome: list[Any]) -> list[Any]:
     """An outcome that may be stored: texts of a failure are truncated, and its extra data is omitted for older nodes."""
-    if outcome[0] == 0:
+    if is_success(outcome):
         return outcome
     failure = unpack_outcome(outcome)
     assert isinstance(failure, Failure)

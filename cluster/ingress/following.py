@@ -22,6 +22,7 @@ from holdfast.sdk.bounds import load_json
 from holdfast.sdk.ids import InvocationId
 from holdfast.sdk.journal import Failure
 from holdfast.statemachine import refs
+from holdfast.statemachine.outcomes import failure_of, payload_of
 
 INLINE_BYTES_MAX: Final = 256 * 1024
 INLINE_ELEMENTS_MAX: Final = 10_000
@@ -48,19 +49,21 @@ async def follow(
         yield block("outcome", show_outcome(outcome))
 
 
+def body_of(failure: Failure) -> bytes:
+    """A failure of a handler, as clients get it."""
+    metadata = (failure.extra or {}).get("metadata")
+    return error_body(failure.code, failure.message, source="invocation", hint=None, metadata=metadata)
+
+
 def show_outcome(outcome: list[Any]) -> dict[str, Any]:
-    if outcome[0] != 0:
-        failure = Failure(*outcome[1:])
-        metadata = (failure.extra or {}).get("metadata")
-        return {
-            "failure": json.loads(
-                error_body(failure.code, failure.message, source="invocation", hint=None, metadata=metadata)
-            )
-        }
+    failure = failure_of(outcome)
+    if failure is not None:
+        return {"failure": json.loads(body_of(failure))}
     ref = refs.in_outcome(outcome)
     if ref is not None:
         return {"bytes": refs.size_of(ref)}
-    payload: bytes = outcome[1]
+    payload = payload_of(outcome)
+    assert isinstance(payload, bytes), "it is no reference"
     if len(payload) > INLINE_BYTES_MAX:
         return {"bytes": len(payload)}
     if not payload:

@@ -28,7 +28,6 @@ from holdfast.cluster.errors import (
     UnknownInvocation,
     WrongMethod,
     check,
-    error_body,
     status_of,
 )
 from holdfast.cluster.histogram import Histogram
@@ -36,7 +35,7 @@ from holdfast.cluster.http.event_stream import EVENT_STREAM, is_wanted
 from holdfast.cluster.http.exchange import JSON, Answer, Request, split_target
 from holdfast.cluster.http.routes import PUBLIC, match
 from holdfast.cluster.http.streams import Stream
-from holdfast.cluster.ingress.following import Replies, follow
+from holdfast.cluster.ingress.following import Replies, body_of, follow
 from holdfast.cluster.ingress.openapi import openapi
 from holdfast.cluster.ingress.requests import (
     Hidden,
@@ -67,13 +66,13 @@ from holdfast.sdk.ids import (
 from holdfast.sdk.journal import (
     KEY_BYTES_MAX,
     NAME_BYTES_MAX,
-    Failure,
     cut_text,
 )
 from holdfast.statemachine import refs
 from holdfast.statemachine.commands import Command, CompletePromise, CompleteStep, Invoke, Mode, Ref
 from holdfast.statemachine.effects import Code
 from holdfast.statemachine.levels import LEVEL
+from holdfast.statemachine.outcomes import failed, failure_of, payload_of, succeeded
 
 logger = logging.getLogger(__name__)
 IDEMPOTENCY_KEY_BYTES_MAX: Final = 512
@@ -388,11 +387,14 @@ class Ingress:
     async def _outcome_answer(
         self, request: Request, id_: InvocationId, outcome: list[Any], content_type: str
     ) -> Answer:
-        if outcome[0] != 0:
-            return Answer(*failed(outcome), JSON, request.id)
+        failure = failure_of(outcome)
+        if failure is not None:
+            return Answer(status_of(failure), body_of(failure), JSON, request.id)
         ref = refs.in_outcome(outcome)
         if ref is None:
-            return Answer(200, outcome[1], content_type, request.id)
+            payload = payload_of(outcome)
+            assert isinstance(payload, bytes), "it is no reference"
+            return Answer(200, payload, content_type, request.id)
         size = refs.size_of(ref)
         if not await request.hold(size, ROOM_S):  # The work is done, so waiting is worth it.
             raise Unavailable(
@@ -427,7 +429,7 @@ class Ingress:
     async def _outcome_of_client(self, request: Request, which: str) -> list[Any]:
         """A resolution is any bytes. A rejection is a text, or JSON with "message" and "code"."""
         if which == "resolve":
-            return [0, await request.read(self._config.body_bytes_max, too_large)]
+            return succeeded(await request.read(self._config.body_bytes_max, too_large))
         payload = await request.read(REJECTION_BYTES_MAX, _more_than_enough)
         code, message = 500, payload.decode(errors="replace")
         try:
@@ -443,7 +445,7 @@ class Ingress:
                     "the message of a rejection must be a text, and its code a number from 400 to 599",
                     'send a text, or JSON as in {"message": "no budget", "code": 409}',
                 )
-        return [1, code, cut_text(message or "rejected"), "Rejected"]
+        return failed(code, cut_text(message or "rejected"), "Rejected")
 
 
 def _name_act(request: Request, which: str, places: Mapping[str, str]) -> None:
@@ -461,12 +463,3 @@ def _name_act(request: Request, which: str, places: Mapping[str, str]) -> None:
 
 def _more_than_enough(most: int) -> TooLarge:
     return TooLarge(f"the body is larger than {most} bytes, which is enough for what this path takes")
-
-
-def failed(outcome: list[Any]) -> tuple[int, bytes]:
-    """(status, body) of an outcome that is a failure."""
-    failure = Failure(*outcome[1:])
-    metadata = (failure.extra or {}).get("metadata")
-    return status_of(failure), error_body(
-        failure.code, failure.message, source="invocation", hint=None, metadata=metadata
-    )

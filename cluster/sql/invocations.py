@@ -25,6 +25,7 @@ from holdfast.sdk.ids import NO_INVOCATION, InvocationId, format_id, partition_k
 from holdfast.statemachine import history, listing, queries
 from holdfast.statemachine.effects import STATUS_NAMES, Status
 from holdfast.statemachine.history import ENDED_NAMES, EndedAttempt
+from holdfast.statemachine.outcomes import failure_of, is_success, payload_of
 from holdfast.statemachine.queries import FailedAttempt, shown_status
 from holdfast.statemachine.records import (
     END_NAMES,
@@ -70,8 +71,11 @@ class Entry:
             if not self.is_done:
                 self._failure = queries.last_failure(self.view.txn, self.id)
             elif self.record.code:
-                outcome = unpack_completed_outcome(self._raw)
-                self._failure = FailedAttempt(0, 0, *outcome[1:4])
+                failure = failure_of(unpack_completed_outcome(self._raw))
+                if failure is not None:
+                    self._failure = FailedAttempt(
+                        epoch=0, at_ms=0, code=failure.code, message=failure.message, kind=failure.kind
+                    )
         return self._failure
 
 
@@ -81,7 +85,7 @@ def _status(entry: Entry) -> Value:
 
 def _output(entry: Entry) -> Any:
     outcome = entry.outcome
-    return outcome[1] if outcome is not None and outcome[0] == 0 else None
+    return payload_of(outcome) if outcome is not None and is_success(outcome) else None
 
 
 def _failure(field: str) -> Any:

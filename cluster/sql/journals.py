@@ -27,6 +27,7 @@ from holdfast.sdk.journal import OP_NAMES, Op, Step, unpack_step
 from holdfast.statemachine import refs
 from holdfast.statemachine.effects import Status
 from holdfast.statemachine.ops import ROWS
+from holdfast.statemachine.outcomes import failure_of, is_success, payload_of
 from holdfast.statemachine.records import Invocation
 from holdfast.statemachine.tables import JOURNAL, PENDING, after, step_bytes
 
@@ -72,14 +73,14 @@ def _name(row: Row) -> Value:
 def _kind(row: Row) -> Value:
     outcome = row.step.outcome
     if outcome is not None:
-        return "value" if outcome[0] == 0 else "failure"
+        return "value" if is_success(outcome) else "failure"
     return "abandoned" if row.step.abandoned else None
 
 
-def _failure(offset: int) -> Any:
+def _failure(field: str) -> Any:
     def get(row: Row) -> Value:
         outcome = row.step.outcome
-        return outcome[offset] or None if outcome is not None and outcome[0] == 1 else None
+        return getattr(failure_of(outcome), field, None) or None if outcome is not None else None
 
     return get
 
@@ -87,9 +88,9 @@ def _failure(offset: int) -> Any:
 def _output(row: Row) -> Any:
     """What the code gets. Values that may be absent have a leading mark in the journal."""
     step = row.step
-    if step.outcome is None or step.outcome[0] != 0:
+    if step.outcome is None or not is_success(step.outcome):
         return None
-    value, known = step.outcome[1], ROWS.get(step.op)
+    value, known = payload_of(step.outcome), ROWS.get(step.op)
     if known is not None and known.signature.maybe and isinstance(value, bytes):
         return value[1:]
     return value
@@ -161,9 +162,9 @@ JOURNAL_TABLE: Final = Table(
         Column("made", INTEGER, "the position of its beginning in the order of the journal", lambda it: it.step.made),
         Column("done", INTEGER, "the position of its outcome in that order", lambda it: it.step.done or None),
         Column("outcome", TEXT, "value, failure or abandoned; null if it has none (yet)", _kind),
-        Column("failure_code", INTEGER, "the code of its failure", _failure(1)),
-        Column("failure_message", TEXT, "the message of its failure", _failure(2)),
-        Column("failure_kind", TEXT, "the kind of its failure: the name of the exception", _failure(3)),
+        Column("failure_code", INTEGER, "the code of its failure", _failure("code")),
+        Column("failure_message", TEXT, "the message of its failure", _failure("message")),
+        Column("failure_kind", TEXT, "the kind of its failure: the name of the exception", _failure("kind")),
         Column("input", TEXT, "its argument as JSON; null if it has more than 16 KiB", _input, filters=False),
         Column("input_bytes", INTEGER, "the size of the value that it sets", _input_bytes, filters=False),
         Column(

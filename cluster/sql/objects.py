@@ -22,6 +22,7 @@ from holdfast.cluster.sql.relations import (
 )
 from holdfast.sdk.ids import InvocationId, ObjectId, object_id
 from holdfast.statemachine import timers, values
+from holdfast.statemachine.outcomes import failure_of, is_success, payload_of
 from holdfast.statemachine.records import Object, unpack, unpack_object
 from holdfast.statemachine.tables import OBJECT, PROMISE, TIMER, VALUE, after
 from holdfast.statemachine.timers import Kind, Timer
@@ -162,18 +163,18 @@ STATE: Final = Table(
 
 def _outcome(it: _Named) -> Value:
     outcome = it.promise[0]
-    return None if outcome is None else "value" if outcome[0] == 0 else "failure"
+    return None if outcome is None else "value" if is_success(outcome) else "failure"
 
 
 def _promised(it: _Named) -> Any:
     outcome = it.promise[0]
-    return outcome[1] if outcome is not None and outcome[0] == 0 else None
+    return payload_of(outcome) if outcome is not None and is_success(outcome) else None
 
 
-def _failure(offset: int) -> Any:
+def _failure(field: str) -> Any:
     def get(it: _Named) -> Value:
         outcome = it.promise[0]
-        return outcome[offset] or None if outcome is not None and outcome[0] == 1 else None
+        return getattr(failure_of(outcome), field, None) or None if outcome is not None else None
 
     return get
 
@@ -194,8 +195,8 @@ PROMISES: Final = Table(
             filters=False,
         ),
         Column("value_bytes", INTEGER, "the size of that value", lambda it: payload_bytes(_promised(it))),
-        Column("failure_code", INTEGER, "the code that it was rejected with", _failure(1)),
-        Column("failure_message", TEXT, "the message that it was rejected with", _failure(2)),
+        Column("failure_code", INTEGER, "the code that it was rejected with", _failure("code")),
+        Column("failure_message", TEXT, "the message that it was rejected with", _failure("message")),
         Column("waiting", INTEGER, "steps that wait for it", lambda it: len(it.promise[1])),
     ),
     scan=_scan_promises,
