@@ -117,6 +117,7 @@ class Serving:
             self.handover,
             fresh=ground.meta_log.fresh,
             meta_members=lambda: self._ground.meta_group().status().members,
+            members_here=lambda number: hosted[number].group.status().members if number in hosted else (),
         )
         self.identity = IdentityKeys(ground.registry, leads_meta=lambda: self._ground.meta_group().is_leader)
         self.backups = Backups(

@@ -45,7 +45,10 @@ class Operations:
         *,
         fresh: Callable[[], Any],
         meta_members: Callable[[], Collection[str]],
+        members_here: Callable[[int], Collection[str]],
     ) -> None:
+        """`members_here`: of a partition, as its replica on this node knows them; empty if there is none."""
+        self._members_here = members_here
         self._registry = registry
         self._router = router
         self._handover = handover
@@ -121,7 +124,9 @@ class Operations:
                 raise Full(result.message)
 
     def _holds(self, name: str) -> int:
-        return sum(name in replicas.members for replicas in self._membership.table.values())
+        """By the table, and by the logs of the partitions: the table learns of a change of members a moment later."""
+        table = self._membership.table
+        return sum(name in each.members or name in self._members_here(number) for number, each in table.items())
 
     def _votes_still(self, node: Member) -> bool:
         """An operator stops a removed node once it holds nothing.

@@ -79,6 +79,10 @@ class Removal:
         mine = membership.nodes.get(node)
         if mine is None or mine.state != REMOVED or any(node in each.members for each in membership.table.values()):
             return
+        # A partition may have made it a member just before its removal, and the table does not say so yet.
+        groups = [self._log.group(group) for group in self._log.host.replicas if group != META_GROUP]
+        if any(node in group.status().members for group in groups):
+            return
         if META_GROUP not in self._log.host.replicas or node not in self._log.group(META_GROUP).status().members:
             self._be_removed("the meta group")
 

@@ -326,6 +326,15 @@ def removed_looks_free() -> list[Patch]:
     return [(Operations, "_votes_still", lambda self, node: False)]
 
 
+def held_by_the_table_alone() -> list[Patch]:
+    """A removed node is shown without replicas until the table says that a partition has made it a member."""
+
+    def holds(self: Any, name: str) -> int:
+        return sum(name in replicas.members for replicas in self._membership.table.values())
+
+    return [(Operations, "_holds", holds)]
+
+
 def newcomers_waited_for() -> list[Patch]:
     """While a new node catches up with the meta group, all other changes of members wait, however long it takes."""
     return [(controller, "META_S", 600.0)]
@@ -386,6 +395,7 @@ MUTANTS: Final[dict[str, Callable[[], list[Patch]]]] = {
     "directories-trusted": directories_trusted,
     "plan-forgotten-early": plan_forgotten_early,
     "removed-looks-free": removed_looks_free,
+    "held-by-the-table-alone": held_by_the_table_alone,
     "newcomers-waited-for": newcomers_waited_for,
     "one-read-holds-up-all-watches": one_read_holds_up_all_watches,
 }
@@ -426,6 +436,7 @@ WHERE: Final = {
     "directories-trusted": "restore",
     "plan-forgotten-early": "restore",
     "removed-looks-free": "members",
+    "held-by-the-table-alone": "members",
     "newcomers-waited-for": "members",
     "one-read-holds-up-all-watches": "watched",
 }
@@ -442,6 +453,7 @@ SEEDS: Final = {
     "early-messages-lost": 37,
     "finished-too-early": 9,
     "found-names-trusted": 4,
+    "held-by-the-table-alone": 531569019721,
     "installed-without-snapshot": 20,
     "led-without-deployments": 12,
     "messages-taken-again": 10,

@@ -75,6 +75,12 @@ REGRESSIONS: Final = (
         "a restored cluster began at the first level, and refused ids that its invocations had given out at the second",
     ),
     Regression(
+        531569019721,
+        "members",
+        "a node that a partition had just made a member was removed, shown with 0 replicas and stopped",
+        "held-by-the-table-alone",
+    ),
+    Regression(
         653344861058,
         "members",
         "a removed node was shown with 0 replicas and stopped while it voted in the meta group, which lost its majority",
