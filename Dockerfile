@@ -20,7 +20,8 @@ ENV PATH=/opt/holdfast/bin:$PATH \
     HOLDFAST_AUTH=tokens
 # A fixed id, so that volumes and pod security contexts can name it.
 RUN groupadd --gid 10001 holdfast && useradd --uid 10001 --gid holdfast --no-create-home holdfast \
-    && mkdir /data /run/holdfast /run/prometheus && chown holdfast:holdfast /data /run/holdfast /run/prometheus
+    && mkdir /data /run/holdfast /run/prometheus && chown holdfast:holdfast /data /run/holdfast /run/prometheus \
+    && chmod 700 /data /run/holdfast
 USER 10001:10001
 VOLUME /data
 # ingress, admin, peers

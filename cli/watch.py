@@ -62,9 +62,9 @@ def changes(admin_url: str, wanted: dict[str, str | None]) -> Iterator[None]:
 
     threading.Thread(target=listen, daemon=True).start()
     while True:
-        news.clear()  # Before reading: what changes meanwhile is read once more.
         yield
         time.sleep(PAUSE_S)
         news.wait(AGE_S)
         if failed:
             raise failed[0]
+        news.clear()  # Before reading: what changes meanwhile is read once more.

@@ -40,7 +40,7 @@ from holdfast.snapshots.policy import Policy
 from holdfast.snapshots.restore import restore_blocking
 from holdfast.snapshots.stores import Store
 from holdfast.snapshots.transfer import PeerSource
-from holdfast.snapshots.work import Throttle, Work, in_thread
+from holdfast.snapshots.work import Throttle, Work, beside, in_thread
 from holdfast.statemachine.tables import SCHEMA
 
 logger = logging.getLogger(__name__)
@@ -176,7 +176,8 @@ class Snapshots:
 
     async def _check_store(self) -> None:
         try:
-            await in_thread(lambda _: self.store().check())
+            # Abandoned at the end of the node: a silent store would hold it up for minutes.
+            await asyncio.shield(beside(lambda: self.store().check()))
         except Exception as error:
             self.store_complaints.failed(error)
         else:

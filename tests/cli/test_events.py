@@ -49,6 +49,24 @@ class Followed:
         return event
 
 
+@pytest.fixture(autouse=True)
+def followers_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`follow` has no end. A thread that went on would call what later tests put in place of `lines` and `time.sleep`."""
+
+    def end(*_: Any, **__: Any) -> Iterator[str]:
+        raise Failed("the test is over")
+
+    before = {*threading.enumerate()}
+    monkeypatch.setattr(module, "RETRY_S", 0.05)
+    yield
+    with monkeypatch.context() as ending:
+        ending.setattr(client, "lines", end)
+        for thread in {*threading.enumerate()} - before:
+            if thread.name.endswith(("(_run)", "(listen)")):
+                thread.join(PATIENCE_S)
+                assert not thread.is_alive()
+
+
 @pytest.fixture
 def cli(tmp_path: Path) -> Iterator[Cli]:
     with running(tmp_path) as cli:

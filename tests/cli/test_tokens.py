@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,7 +94,7 @@ def test_the_audit_trail_is_listed_and_followed(cli: Cli, root: Path, monkeypatc
         else:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("holdfast.cli.audit.time.sleep", look)
+    monkeypatch.setattr("holdfast.cli.audit.time", SimpleNamespace(sleep=look))  # Not the sleep of all threads.
     followed = cli.run("audit", "--follow", "--json", "--limit", "1", token=own)
     lines = [json.loads(line) for line in followed.stdout.splitlines() if line.startswith("{")]
     assert [line["action"] for line in lines][-1] == "revoke_token"
