@@ -24,7 +24,7 @@ _BESIDE: Final = 3  # Lines of the screen that are not rows.
 
 
 def keep_current(admin_url: str, events: Mapping[str, str | None], read: Callable[[int], Table]) -> None:
-    """Show what `read` gives, with at most so many rows, until it is interrupted. `events`: filters of those that matter."""
+    """Show what `read` gives, cut to its limit of rows, until it is interrupted. `events`: filters of those that matter."""
     if not sys.stdout.isatty():
         raise click.UsageError("--watch needs a terminal: for a script, use `holdfast events --json`")
     screen = console()

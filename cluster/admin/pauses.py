@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from holdfast.cluster.admin.parameters import AdminRequest, json_answer, read_body
+from holdfast.cluster.admin.proposals import propose
 from holdfast.cluster.admin.views import show_pause
-from holdfast.cluster.errors import BadRequest, Conflict, Full, NotFound
+from holdfast.cluster.errors import BadRequest, Conflict
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.registry.registry import Registry
 from holdfast.cluster.registry.spread import Spread
@@ -57,20 +58,7 @@ class PauseAdmin:
         return json_answer(200, {"resumed": name_scope(scope), "still_paused": self._show()})
 
     async def _propose(self, command: MetaCommand) -> Result:
-        if self._registry.state.level < LEVEL:
-            raise Conflict(
-                "pauses need every node of the cluster to run this release",
-                "upgrade the others; `holdfast cluster status` shows their versions",
-            )
-        result = (await self._registry.propose(command)).result
-        match result.code:
-            case Code.NOT_FOUND:
-                raise NotFound(result.message, LIST_HINT)
-            case Code.CONFLICT:
-                raise Conflict(result.message)
-            case Code.FULL:
-                raise Full(result.message)
-        return result
+        return await propose(self._registry, command, what="pauses", hint=LIST_HINT)
 
     def _check_exists(self, scope: Scope) -> None:
         """A misspelt name would pause nothing. Running invocations may be pinned to a service that is no longer current."""

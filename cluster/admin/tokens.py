@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from holdfast.cluster.admin.parameters import AdminRequest, json_answer, read_body
+from holdfast.cluster.admin.proposals import propose
 from holdfast.cluster.admin.views import show_time
 from holdfast.cluster.durations import parse_duration_ms
-from holdfast.cluster.errors import BadRequest, Conflict, Full, NotFound
+from holdfast.cluster.errors import BadRequest, Conflict
 from holdfast.cluster.http.access import Principal, make_token
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.registry.registry import Registry
@@ -81,19 +82,7 @@ class TokenAdmin:
         return {**self._show(token), "token": text}
 
     async def _propose(self, command: MetaCommand) -> None:
-        if self._registry.state.level < 2:
-            raise Conflict(
-                "tokens need every node of the cluster to run this release",
-                "upgrade the others; `holdfast cluster status` shows their versions",
-            )
-        result = (await self._registry.propose(command)).result
-        match result.code:
-            case 404:
-                raise NotFound(result.message, LIST_HINT)
-            case 409:
-                raise Conflict(result.message)
-            case 507:
-                raise Full(result.message)
+        await propose(self._registry, command, what="tokens", hint=LIST_HINT)
 
     def _show(self, token: Token) -> dict[str, Any]:
         return {

@@ -52,6 +52,6 @@ def _show(row: Wait, *, with_ids: bool) -> dict[str, Any]:
         "due_at": show_time(row.due_ms),
     }
     if row.kind == AWAKEABLE and with_ids and row.step is not None:
-        # Whoever knows it may complete it.
+        # A client that knows it may complete it.
         shown["awakeable"] = format_awakeable(row.invocation, row.step, row.secret)
     return shown

@@ -9,15 +9,15 @@ from urllib.parse import urlsplit
 
 from holdfast.cluster.addresses import find_guarded
 from holdfast.cluster.admin.parameters import AdminRequest, json_answer, read_body
+from holdfast.cluster.admin.proposals import propose
 from holdfast.cluster.admin.views import show_time
 from holdfast.cluster.entropy import Entropy
-from holdfast.cluster.errors import BadRequest, Conflict, Full, NotFound
+from holdfast.cluster.errors import BadRequest, Conflict, NotFound
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.leading.courier import Courier, encode_body
 from holdfast.cluster.leading.webhooks import Faring, Farings
 from holdfast.cluster.origins import host_behind_credentials
 from holdfast.cluster.registry.registry import Registry
-from holdfast.statemachine.effects import Code
 from holdfast.statemachine.meta import MetaCommand
 from holdfast.statemachine.webhooks import (
     EVENT_NAMES,
@@ -128,19 +128,7 @@ class WebhookAdmin:
         return await self._registry.certainly(look) if match is not None else look()
 
     async def _propose(self, command: MetaCommand) -> None:
-        if self._registry.state.level < LEVEL:
-            raise Conflict(
-                "webhooks need every node of the cluster to run this release",
-                "upgrade the others; `holdfast cluster status` shows their versions",
-            )
-        result = (await self._registry.propose(command)).result
-        match result.code:
-            case Code.NOT_FOUND:
-                raise NotFound(result.message, LIST_HINT)
-            case Code.CONFLICT:
-                raise Conflict(result.message)
-            case Code.FULL:
-                raise Full(result.message)
+        await propose(self._registry, command, what="webhooks", hint=LIST_HINT)
 
     @staticmethod
     def _show(hook: Webhook) -> dict[str, Any]:

@@ -46,7 +46,7 @@ _TOO_MANY: Final = "partition {} has changed more often than its nodes remember"
 
 
 class Event:
-    """One event, the same for all readers; so is its `text`, which is for whoever encodes events."""
+    """One event, the same for all readers; so is its `text`, which its encoder sets."""
 
     __slots__ = ("around", "change", "kind", "number", "position", "reason", "text")
 
@@ -361,7 +361,7 @@ class Reader:
         self._until, self._next = list(feed.positions), feed.end
 
     async def read(self, seconds: float) -> list[Event]:
-        """The next events; none if there are none for so long."""
+        """The next events; none if none come within this time."""
         if self._lost:
             reason, self._lost = self._lost, ""
             return [Event(RESET, reason=reason)]

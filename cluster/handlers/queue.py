@@ -161,7 +161,7 @@ class Queue(Generic[_Ticket, _Owner]):
     # -- bounds
 
     def has_room(self, attempts_max: int) -> bool:
-        """Whether one more attempt may run at an endpoint that takes so many at a time."""
+        """Whether one more attempt may run at an endpoint with this limit."""
         return self.running < attempts_max
 
     @property
