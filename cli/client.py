@@ -185,8 +185,8 @@ def lines(
     headers: Mapping[str, str] | None = None,
     silence_s: float,
 ) -> Iterator[str]:
-    """The lines of an answer that goes on, until it ends, breaks, or is silent for so long. Raises Unanswered if there is no
-    answer, and Failed for an error."""
+    """The lines of a streamed answer, until it ends, breaks, or sends nothing for `silence_s`. Raises Unanswered if there is
+    no answer, and Failed for an error."""
     request = _request(url, "GET", where, parameters=parameters, headers=headers)
     try:
         response = _open(url, request, silence_s)

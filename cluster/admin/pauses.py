@@ -18,7 +18,6 @@ from holdfast.statemachine.pauses import Halt, Release, Scope, name_scope
 
 REASON_LENGTH_MAX: Final = 500
 NAME_BYTES_MAX: Final = 4096
-LEVEL: Final = 2
 LIST_HINT: Final = "`holdfast pause --list` shows what is paused (GET /pauses)"
 
 

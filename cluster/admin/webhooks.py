@@ -30,7 +30,6 @@ from holdfast.statemachine.webhooks import (
     name_of,
 )
 
-LEVEL: Final = 2
 URL_LENGTH_MAX: Final = 2048
 SERVICES_MAX: Final = 100
 SECRET_BYTES: Final = 32

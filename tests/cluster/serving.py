@@ -130,6 +130,19 @@ class Serving:
                 await asyncio.sleep(0.01)
         return shown
 
+    async def listed(self, name: str, query: str, limit: int) -> list[dict[str, Any]]:
+        """All pages of the list at `/name`."""
+        found: list[dict[str, Any]] = []
+        cursor = ""
+        while True:
+            status, page = await self.admin("GET", f"/{name}?{query}&limit={limit}{cursor}")
+            assert status == 200, page
+            assert len(page[name]) <= limit
+            found += page[name]
+            if page["cursor"] is None:
+                return found
+            cursor = f"&cursor={page['cursor']}"
+
     async def error(self, method: str, path: str, **more: Any) -> tuple[int, dict[str, Any]]:
         status, answer = await self.admin(method, path, **more)
         assert answer["code"] == status and answer["source"] == "admin" and answer["message"], answer

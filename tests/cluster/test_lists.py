@@ -22,17 +22,7 @@ async def calls_echo(handled: Handled) -> None:
 
 
 async def listed(at: Serving, query: str, limit: int = 3) -> list[dict[str, Any]]:
-    """All pages."""
-    found: list[dict[str, Any]] = []
-    cursor = ""
-    while True:
-        status, page = await at.admin("GET", f"/invocations?{query}&limit={limit}{cursor}")
-        assert status == 200, page
-        assert len(page["invocations"]) <= limit
-        found += page["invocations"]
-        if page["cursor"] is None:
-            return found
-        cursor = f"&cursor={page['cursor']}"
+    return await at.listed("invocations", query, limit)
 
 
 def test_pages_in_either_order_are_in_the_order_of_creation_over_all_partitions(tmp_path: Path) -> None:

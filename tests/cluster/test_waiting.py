@@ -18,16 +18,7 @@ async def sleeps(handled: Handled) -> None:
 
 
 async def listed(at: Serving, query: str, limit: int = 100) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    cursor = ""
-    while True:
-        status, page = await at.admin("GET", f"/waiting?{query}&limit={limit}{cursor}")
-        assert status == 200, page
-        assert len(page["waiting"]) <= limit
-        found += page["waiting"]
-        if page["cursor"] is None:
-            return found
-        cursor = f"&cursor={page['cursor']}"
+    return await at.listed("waiting", query, limit)
 
 
 def test_everything_that_waits_is_listed_with_its_kind(tmp_path: Path) -> None:
