@@ -41,6 +41,9 @@ class Handler:
 class Empty:
     length: int | None = 0
 
+    def whole(self) -> bytes | None:
+        return b""
+
     async def chunks(self) -> AsyncIterator[bytes]:
         yield b""
 

@@ -49,6 +49,7 @@ import uvloop
 from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.node import Node
 from holdfast.sdk import Context, ObjectContext, Service, VirtualObject
+from holdfast.sdk.loop import calm_collector
 from holdfast.sdk.server import Server
 from holdfast.statemachine import queries
 
@@ -173,6 +174,7 @@ async def run_node(data: Path, name: str, partitions: int, ports: dict[str, int]
         ),
     )
     await node.start()
+    calm_collector()  # As `holdfast serve` does.
     assert node.doors.ingress is not None
 
     def suspended() -> int:
@@ -223,6 +225,7 @@ async def _register(node: Node, uri: str) -> None:
 async def run_endpoint() -> None:
     server = Server([bench, counter])
     await server.start(port=0)
+    calm_collector()  # As `python -m holdfast.sdk` does.
     await answer_lines({"figures": lambda: {"cpu_s": cpu_s(), "private": private_bytes()}}, {"uri": server.uri})
     await server.stop(grace=0.1)
 

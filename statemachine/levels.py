@@ -45,9 +45,10 @@ def schema_of(level: int) -> int:
 
 def trimmed(row: Sequence[Any], later: Sequence[Any]) -> Sequence[Any]:
     """`row` without the trailing fields that have their default. `later`: the defaults of the fields since level 2."""
-    end, base = len(row), len(row) - len(later)
+    base = len(row) - len(later)
     if row[base:] == later:  # As a rule, and every command and record passes here.
         return row[:base]
+    end = len(row)
     while end > base and row[end - 1] == later[end - 1 - base]:
         end -= 1
     return row if end == len(row) else row[:end]

@@ -144,12 +144,8 @@ def in_command(command: Command) -> list[Ref]:
     bearer = _BEARERS.get(type(command))
     if bearer is None:
         return []
-    found = bearer.payloads(command)
-    if (
-        len(found) == 1 and type(found[0]) is bytes
-    ):  # The usual case, and a hot path: every command of every replica passes here.
-        return []
-    return [payload for payload in found if type(payload) is Ref]
+    # A hot path: every command of every replica passes here.
+    return [payload for payload in bearer.payloads(command) if type(payload) is Ref]
 
 
 def payloads(command: Command) -> list[Payload]:

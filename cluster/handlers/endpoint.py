@@ -169,11 +169,12 @@ class Endpoint:
     def began(self, attempt: Attempt) -> None:
         """Its handler may run from here on."""
         attempt.begun = True
-        self.expect_trust(attempt)
+        if attempt.beside:
+            self.expect_trust(attempt)
 
     def expect_trust(self, attempt: Attempt) -> None:
-        if attempt.beside:
-            self._loop.call_later(SUSPICION_S, self._trust, attempt)
+        """A watched attempt that runs for a while is not what ends the process."""
+        self._loop.call_later(SUSPICION_S, self._trust, attempt)
 
     def _trust(self, attempt: Attempt) -> None:
         """The attempt ran for a while without ending the process, so others need not wait for it any longer."""

@@ -121,7 +121,8 @@ class Queue(Generic[_Ticket, _Owner]):
     # -- the queues
 
     def __len__(self) -> int:
-        return len(self._plain) + len(self._suspects) + sum(map(len, self._convicts.values()))
+        count = len(self._plain) + len(self._suspects)
+        return count + sum(map(len, self._convicts.values())) if self._convicts else count
 
     def __contains__(self, invocation: InvocationId) -> bool:
         return any(invocation in queue for queue in self._queues)
@@ -171,7 +172,7 @@ class Queue(Generic[_Ticket, _Owner]):
 
     def takes(self, invocation: InvocationId) -> bool:
         """Whether the attempt may wait here. A newer one takes the place of an older one of its invocation."""
-        return self.places > 0 or invocation in self
+        return len(self) < self._waiting_max or invocation in self
 
     def pass_over(self, owner: _Owner, invocation: InvocationId) -> None:
         """Remember where its owner must look when there are places again."""
@@ -206,6 +207,8 @@ class Queue(Generic[_Ticket, _Owner]):
 
     def beside(self, ticket: _Ticket) -> int:
         """How many watched attempts may run at a time while this one does; 0 if it is not watched."""
+        if self._is_calm and not ticket.losses:
+            return 0
         if self._records and self._is_convicted(ticket.handler):
             return ALONE
         limits = suspects_max(ticket.losses), self._caution()
@@ -213,9 +216,16 @@ class Queue(Generic[_Ticket, _Owner]):
 
     def is_next(self, ticket: _Ticket) -> bool:
         """Whether a newly arrived attempt may start at once."""
+        if self._is_calm and not (ticket.losses or self._watched):
+            return not self._plain
         if self._records and self._is_convicted(ticket.handler):
             return False
         return not self._queue_of(ticket) and self._may_run(self.beside(ticket))
+
+    @property
+    def _is_calm(self) -> bool:
+        """Whether the process has not crashed lately, as usual: then only the losses of an attempt itself count."""
+        return not (self._records or self._crashes)
 
     def _may_run(self, beside: int) -> bool:
         running = self._watched
@@ -271,7 +281,8 @@ class Queue(Generic[_Ticket, _Owner]):
     def ended(self, invocation: InvocationId) -> None:
         """The attempt is over."""
         self.running -= 1
-        self.trust(invocation)
+        if self._watched:
+            self.trust(invocation)
 
     def trust(self, invocation: InvocationId) -> None:
         """The attempt is over, or has run for so long that others stop waiting for it."""

@@ -70,8 +70,8 @@ class Principal(NamedTuple):
         return permits(self.roles, INVOKE) and (not self.services or service in self.services)
 
     def check_service(self, service: str) -> None:
-        self.check(INVOKE)
         if not self.may_invoke(service):
+            self.check(INVOKE)
             raise Forbidden(
                 f"the token {self.id} ({self.name}) may invoke {', '.join(sorted(self.services))}, but not {service:.200}",
                 "use a token for that service",

@@ -31,13 +31,19 @@ class AiohttpBody:
         self._encoding = request.headers.get("Content-Encoding")
         self.length = request.content_length
 
+    def whole(self) -> bytes | None:
+        content = self._content
+        if self._encoding is not None or not content.is_eof():
+            return None
+        try:
+            return content.read_nowait()
+        except (web.RequestPayloadError, ConnectionError) as error:
+            raise BadRequest(f"cannot read the request body: {error}") from None
+
     async def chunks(self) -> AsyncIterator[bytes]:
         content = self._content
         inflate = _inflater(self._encoding) if self._encoding is not None else None
         try:
-            if content.is_eof() and inflate is None:  # All of it arrived with the headers, as for most requests.
-                yield content.read_nowait()
-                return
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 if self.is_awaited:
                     self.is_awaited = False

@@ -84,6 +84,7 @@ class Browsers:
         self._any_host = ANY_HOST in config.allowed_hosts
         self._own = {normal_origin("{0.scheme}://{0.netloc}".format(urlsplit(url))) for url in urls}
         self._shared = frozenset(config.cors_origins) if door == INGRESS else frozenset()
+        self.shares = bool(self._shared)  # Whether pages of other origins may read answers.
         has_tls = (config.ingress_tls_cert if door == INGRESS else config.admin_tls_cert) is not None
         self._schemes = ("https",) if has_tls else ("http", "https")  # Without TLS, a proxy may speak it for us.
         self._seen: dict[str, None] = {}
@@ -182,10 +183,6 @@ class Browsers:
         if headers.get("Access-Control-Request-Private-Network") == "true":
             answer["Access-Control-Allow-Private-Network"] = "true"
         return answer
-
-    @property
-    def shares(self) -> bool:
-        return bool(self._shared)
 
     def shared(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Headers that allow a page to read an answer, if it may."""

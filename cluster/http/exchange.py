@@ -65,6 +65,9 @@ class Body(Protocol):
 
     length: int | None  # as announced
 
+    def whole(self) -> bytes | None:
+        """The whole body, if it has arrived already and can be taken as it is. It is taken once."""
+
     def chunks(self) -> AsyncIterator[bytes]: ...
 
 
@@ -120,18 +123,16 @@ class Request:
             raise TooSlow(f"request body did not arrive within {STRANGER_BODY_S:g} seconds") from None
 
     async def _read(self, most: int, too_large: Callable[[int], TooLarge]) -> bytes:
-        exchange, body = self._exchange, self._body
+        body = self._body
         if body.length is not None and body.length > most:
             raise too_large(most)
+        arrived = body.whole()  # As for most requests: a loop over chunks would cost several microseconds.
+        if arrived is not None:
+            self._count(len(arrived), 0, most, too_large)
+            return arrived
         payload: bytes | bytearray = b""
         async for chunk in body.chunks():
-            size = len(chunk)
-            if len(payload) + size > most:
-                raise too_large(most)
-            if exchange.active_bytes + size > exchange.bytes_max:
-                raise Overloaded("the bodies of the requests in progress have reached the limit of this node")
-            exchange.active_bytes += size
-            self.held += size
+            self._count(len(chunk), len(payload), most, too_large)
             if not payload:
                 payload = chunk  # Usually the only chunk.
             elif type(payload) is bytearray:
@@ -139,6 +140,16 @@ class Request:
             else:
                 payload = bytearray(payload) + chunk  # Avoids repeated copies of many small chunks.
         return bytes(payload)
+
+    def _count(self, size: int, before: int, most: int, too_large: Callable[[int], TooLarge]) -> None:
+        """Count another part of the body against the limits."""
+        exchange = self._exchange
+        if before + size > most:
+            raise too_large(most)
+        if exchange.active_bytes + size > exchange.bytes_max:
+            raise Overloaded("the bodies of the requests in progress have reached the limit of this node")
+        exchange.active_bytes += size
+        self.held += size
 
     def let_go(self) -> None:
         """The body is no longer needed."""
@@ -264,7 +275,7 @@ class Exchange:
             if answer.stream is not None:
                 self._begin(answer.stream, request)
             held, status = answer.held, answer.status
-            return self._share(answer, headers)
+            return self._share(answer, headers) if self.browsers.shares else answer
         except (Exception, asyncio.CancelledError) as error:
             known = self._known(error, request)
             status, kind = known.status, type(known).__name__

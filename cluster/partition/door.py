@@ -210,16 +210,17 @@ class Partition:
 
     def _enter(self, command: Command, waiter: Waiter | None) -> None:
         row = encode_command(command)
+        size = len(row)
         limit = self.bounds.command_bytes - HEAD_BYTES
         if type(command) is not Deliver:
             limit -= ENVELOPE_BYTES
-        if len(row) > limit:
-            raise TooLarge(f"the command has {len(row)} bytes; the limit is {limit}")
+        if size > limit:
+            raise TooLarge(f"the command has {size} bytes; the limit is {limit}")
         self._rows.append(row)
         self._queued.append(command)
         self._waiters.append(waiter)
         self._open_commands += 1
-        self._open_bytes += len(row)
+        self._open_bytes += size
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush)
@@ -230,6 +231,9 @@ class Partition:
         rows, commands, waiters = self._rows, self._queued, self._waiters
         self._rows, self._queued, self._waiters = [], [], []
         now_ms = self.now_ms()
+        if len(rows) <= BATCH_COMMANDS and sum(map(len, rows)) < BATCH_BYTES:  # As in most turns.
+            self._propose(rows, commands, waiters, now_ms)
+            return
         first = size = 0
         for offset, row in enumerate(rows):
             size += len(row)

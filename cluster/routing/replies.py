@@ -11,8 +11,7 @@ and asks again when the leader or the link to it changes (`watches.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from holdfast.cluster.routing.channel import Channel, Progress
@@ -31,9 +30,11 @@ class Replies:
         #: Sends an outcome to another node.
         self.forward: Callable[[str, InvocationId, list[Any]], object] = lambda *_: None
 
-    @contextmanager
-    def wait(self, invocation: InvocationId, *, follow: bool = False) -> Iterator[Channel]:
-        """A channel, dropped at the end of the block in any case. With `follow`, it also gets progress."""
+    def wait(self, invocation: InvocationId, *, follow: bool = False) -> _Waiting:
+        """A channel for a block, dropped at its end in any case. With `follow`, it also gets progress."""
+        return _Waiting(self, invocation, follow)
+
+    def _enter(self, invocation: InvocationId, *, follow: bool) -> Channel:
         channel = Channel(follows=follow)
         waiting = self._waiting
         channels = waiting.get(invocation)
@@ -45,21 +46,22 @@ class Replies:
             self._followers[invocation] = self._followers.get(invocation, 0) + 1
         self.unwatched[invocation] = None
         self.someone.set()
-        try:
-            yield channel
-        finally:
-            channels = waiting.get(invocation)
-            if channels is not None and channel in channels:
-                channels.remove(channel)
-                if not channels:
-                    del waiting[invocation]
-            if invocation not in waiting:  # Other clients may still wait for it.
-                self.unwatched.pop(invocation, None)
-            if follow:
-                self._followers[invocation] -= 1
-                if not self._followers[invocation]:
-                    del self._followers[invocation]
-            channel.close()
+        return channel
+
+    def _leave(self, invocation: InvocationId, channel: Channel) -> None:
+        waiting = self._waiting
+        channels = waiting.get(invocation)
+        if channels is not None and channel in channels:
+            channels.remove(channel)
+            if not channels:
+                del waiting[invocation]
+        if invocation not in waiting:  # Other clients may still wait for it.
+            self.unwatched.pop(invocation, None)
+        if channel.follows:
+            self._followers[invocation] -= 1
+            if not self._followers[invocation]:
+                del self._followers[invocation]
+        channel.close()
 
     def settle(self, invocation: InvocationId, outcome: list[Any]) -> None:
         for channel in self._waiting.pop(invocation, ()):
@@ -129,3 +131,21 @@ class Replies:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+
+class _Waiting:
+    """The block of one caller that waits. A class, because every request passes here and a generator costs more."""
+
+    __slots__ = ("_channel", "_follow", "_invocation", "_replies")
+
+    def __init__(self, replies: Replies, invocation: InvocationId, follow: bool) -> None:
+        self._replies = replies
+        self._invocation = invocation
+        self._follow = follow
+
+    def __enter__(self) -> Channel:
+        self._channel = self._replies._enter(self._invocation, follow=self._follow)
+        return self._channel
+
+    def __exit__(self, *_: object) -> None:
+        self._replies._leave(self._invocation, self._channel)

@@ -127,6 +127,9 @@ class Behind:
 class Empty:
     length: int | None = 0
 
+    def whole(self) -> bytes | None:
+        return b""
+
     async def chunks(self) -> AsyncIterator[bytes]:
         yield b""
 

@@ -134,6 +134,9 @@ class _Body:
         self.raw = raw
         self.length: int | None = len(raw)
 
+    def whole(self) -> bytes | None:
+        return None  # So that it arrives in chunks.
+
     async def chunks(self) -> AsyncIterator[bytes]:
         yield self.raw
 

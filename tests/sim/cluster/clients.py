@@ -46,6 +46,9 @@ class Body:
         self.raw = raw
         self.length: int | None = len(raw)
 
+    def whole(self) -> bytes | None:
+        return self.raw
+
     async def chunks(self) -> AsyncIterator[bytes]:
         yield self.raw
 

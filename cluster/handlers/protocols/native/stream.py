@@ -327,11 +327,14 @@ class Stream:
         if self._frames and credit:
             size = count = held = 0
             for frame in self._frames:
-                if count == credit or (count and size + _size(frame) > MESSAGE_BYTES):
+                if count == credit:
+                    break
+                own = _size(frame)
+                if count and size + own > MESSAGE_BYTES:
                     break
                 count += 1
-                size += _size(frame)
-                held += _held(frame)
+                size += own
+                held += own if type(frame) is not Deferred else _held(frame)
             before = len(taken)
             for frame in self._frames[:count]:
                 if not isinstance(frame, PendingAck):
@@ -492,11 +495,13 @@ def _held(frame: Frame | PendingAck | Deferred) -> int:
 
 def _size(frame: Frame | PendingAck | Deferred) -> int:
     """Approximate number of bytes a frame takes in a message. Only fields that can be large count."""
-    if isinstance(frame, Deferred):
-        return frame.size
+    if type(frame) is PendingAck:
+        return 64
     if type(frame) is Start:
         state = sum(map(len, frame.state.values())) if frame.state else 0
         return 256 + sum(map(len, frame.journal)) + state
+    if isinstance(frame, Deferred):
+        return frame.size
     if type(frame) is Journal:
         return 64 + sum(map(len, frame.journal))
     if type(frame) is Completion:
