@@ -64,8 +64,11 @@ def is_op(value: Any) -> bool:
     return type(value) is int and value in _SENT
 
 
+ARGUMENTS_MAX: Final = 8
+
+
 def is_argument(value: Any) -> bool:
-    return type(value) is list and len(value) <= 8
+    return type(value) is list and len(value) <= ARGUMENTS_MAX
 
 
 def is_outcome(value: Any) -> bool:
@@ -102,3 +105,51 @@ def is_state(value: Any) -> bool:
 
 def is_steps(value: Any) -> bool:
     return type(value) is list and all(is_index(index) for index in value)
+
+
+# -- the fields of the most frequent frames, in one call -----------------------------------------------------------------
+
+_KEY_LENGTH: Final = STEP_KEY_BYTES_MAX // 4  # Characters that fit however many bytes they have.
+
+
+def is_step(values: list[Any]) -> bool:
+    """Of a STEP. Step keys of unusual length fail here, and are checked by themselves."""
+    ident, epoch, index, op, key, argument, outcome, began_ms = values
+    return (
+        type(ident) is bytes
+        and len(ident) == ID_BYTES
+        and type(epoch) is type(index) is type(began_ms) is int
+        and 0 <= epoch <= INT_MAX
+        and 0 <= index < 2**32
+        and 0 <= began_ms <= INT_MAX
+        and is_op(op)
+        and type(key) is str
+        and 0 < len(key) <= _KEY_LENGTH
+        and type(argument) is list
+        and len(argument) <= ARGUMENTS_MAX
+        and (outcome is None or is_outcome(outcome))
+    )
+
+
+def is_output(values: list[Any]) -> bool:
+    """Of an OUTPUT."""
+    ident, epoch, outcome = values
+    return (
+        type(ident) is bytes
+        and len(ident) == ID_BYTES
+        and type(epoch) is int
+        and 0 <= epoch <= INT_MAX
+        and is_outcome(outcome)
+    )
+
+
+def is_ack(values: list[Any]) -> bool:
+    """Of an ACK."""
+    ident, epoch, length = values
+    return (
+        type(ident) is bytes
+        and len(ident) == ID_BYTES
+        and type(epoch) is type(length) is int
+        and 0 <= epoch <= INT_MAX
+        and 0 <= length < 2**32
+    )

@@ -397,6 +397,8 @@ _ADDED: Final[dict[type[Any], int]] = {
 }  # fmt: skip
 #: The defaults of those fields.
 _LATER: Final = {kind: tuple(kind._field_defaults[name] for name in kind._fields[-n:]) for kind, n in _ADDED.items()}
+#: The position of the first of them.
+_BASE: Final = {kind: len(kind._fields) - n for kind, n in _ADDED.items()}
 _RETRY_AT: Final = {
     RecordRunFailure: RecordRunFailure._fields.index("retry"),
     FailAttempt: FailAttempt._fields.index("retry"),
@@ -448,8 +450,12 @@ def decode_batch(raw: bytes) -> Batch:
 
 def encode_command(command: Command) -> bytes:
     kind = type(command)
-    later = _LATER.get(kind)
-    packed: bytes = _pack((NUMBERS[kind], *(command if later is None else trimmed(command, later))))
+    base = _BASE.get(kind)
+    fields: Sequence[Any] = command
+    if base is not None:
+        later = _LATER[kind]
+        fields = command[:base] if command[base:] == later else trimmed(command, later)  # Mostly the former.
+    packed: bytes = _pack((NUMBERS[kind], *fields))
     return packed
 
 

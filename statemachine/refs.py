@@ -96,6 +96,11 @@ _RESOLVES: Final = frozenset(
 )
 
 
+#: Operations whose argument may hold a value of either kind.
+_GIVES: Final = _RESOLVES | _VALUE_AT.keys()
+assert not _RESOLVES & _VALUE_AT.keys()
+
+
 # -- where references stand --------------------------------------------------------------------------------------------
 
 
@@ -169,7 +174,7 @@ class _Bearer(NamedTuple):
 
 
 def _given(outcome: Any) -> list[Payload]:
-    return [outcome[1]] if isinstance(outcome, _SEQUENCES) and len(outcome) == 2 and outcome[0] == 0 else []
+    return [outcome[1]] if type(outcome) in _SEQUENCES and len(outcome) == 2 and outcome[0] == 0 else []
 
 
 def _with_outcome(command: Any, new: Sequence[Payload]) -> Command:
@@ -192,13 +197,14 @@ _CHILD_PAYLOAD: Final = Invoke._fields.index("payload")
 
 
 def _of_step(command: RecordStep) -> list[Payload]:
-    found = [] if command.outcome is None else _given(command.outcome)
-    child = command.child
-    at, argument = _VALUE_AT.get(command.op), command.argument
-    if at is not None and len(argument) == at + 1:
-        found.append(argument[at])
-    elif command.op in _RESOLVES and argument:
-        found += _given(argument[-1])
+    op, argument, outcome, child = command.op, command.argument, command.outcome, command.child
+    found = [] if outcome is None else _given(outcome)
+    if op in _GIVES:
+        at = _VALUE_AT.get(op)
+        if at is None:
+            found += _given(argument[-1]) if argument else ()
+        elif len(argument) == at + 1:
+            found.append(argument[at])
     if child is not None and len(child) > _CHILD_PAYLOAD:
         found.append(child[_CHILD_PAYLOAD])
     return found

@@ -141,16 +141,17 @@ class Recorder:
                 raise ProtocolError(f"a step of operation {op} must have an outcome")
         elif op in _PENDING:
             raise ProtocolError(f"a step of operation {op} must not have an outcome")
-        if sender.level < 2 and _has_secret(op, argument):
+        level = sender.level
+        if level < 2 and _has_secret(op, argument):
             return self._failures.of_attempt(sender, list(_NO_SECRETS_YET))
         child = None
-        hashed = _digest(step) if sender.level >= 2 and op in DIGESTED else b""
+        hashed = _digest(step) if level >= 2 and op in DIGESTED else b""
         if outcome is not None:
             outcome = _bounded(sender, outcome)
         elif op in _RESOLVES:
             argument = [*argument[:-1], _bounded(sender, argument[-1])]
         if op in _INVOKES:
-            if sender.level < 2 and len(argument) > SIGNATURES[op].parts_min:
+            if level < 2 and len(argument) > SIGNATURES[op].parts_min:
                 return self._failures.of_attempt(sender, list(_NOT_YET))  # Older nodes do not support it.
             argument, outcome, child = self._child(sender, step, is_fresh)
             if outcome is not None and op == _SEND:
@@ -169,7 +170,7 @@ class Recorder:
             deployment=_pin(sender),
             child=child,
             digest=hashed,
-            began_ms=_began(sender, step.began_ms),
+            began_ms=step.began_ms if level >= 2 else 0,
         )
 
     def _child(
@@ -294,7 +295,8 @@ class Recorder:
 
 
 def _count(sender: Sender, index: int) -> None:
-    sender.sent = max(sender.sent, index + 1)
+    if index >= sender.sent:
+        sender.sent = index + 1
     sender.progressed = True
 
 

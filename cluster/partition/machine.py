@@ -68,6 +68,8 @@ class PartitionMachine:
         self.partitions = partitions
         self.state = state
         self._core = machine_state.State(number, partitions, level=FIRST)
+        #: What apply does and what may be proposed: see `statemachine.levels`. An attribute, because hot paths read it.
+        self.level = FIRST
         self.path = state.path
         self.origin = origin
         self._own = batch_head(self.origin)
@@ -85,11 +87,6 @@ class PartitionMachine:
         self._read_level()
 
     @property
-    def level(self) -> int:
-        """The level that determines what apply does and what may be proposed: see `statemachine.levels`."""
-        return self._core.level
-
-    @property
     def journal_limits(self) -> tuple[int, int]:
         """Steps and bytes at which handler code is told that its journal is too long; 0 means no limit."""
         meta = self._core.meta
@@ -97,7 +94,7 @@ class PartitionMachine:
 
     def _read_level(self) -> None:
         with self.state.read() as txn:
-            self._core.level = queries.meta(txn).level
+            self.level = self._core.level = queries.meta(txn).level
 
     @property
     def applied(self) -> tuple[int, int]:
@@ -142,6 +139,7 @@ class PartitionMachine:
                 state.abort(txn)
                 raise
         self._leading = leading
+        self.level = core.level
         self._waits = False
         self.changes.extend(entries[-1].index, changes)
         self.entries_applied += len(entries)

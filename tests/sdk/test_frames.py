@@ -5,9 +5,10 @@ from typing import Any, get_args
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.sdk import frames as module
 from holdfast.sdk.frames import (
     LATER_FRAMES,
     NUMBERS,
@@ -245,3 +246,43 @@ def test_version_1_has_failures_of_four_elements() -> None:
     assert isinstance(output, Output) and output.outcome == short
     assert isinstance(error, Error) and error.failure == short
     assert decode_batch(encode_batch(batch, 2), EVERY) == batch
+
+
+_BYTES = st.sampled_from([b"", b"i" * 15, b"i" * 16, b"i" * 17, "i" * 16, None, 7])
+_NUMBERS = st.sampled_from([0, 1, -1, 2**32 - 1, 2**32, 2**63 - 1, 2**63, True, 1.0, "1", None])
+_KEYS = st.sampled_from(
+    ["", "a", "ä", "\udc80", "k" * 128, "k" * 129, "k" * 512, "k" * 513, "\U0001f600" * 128, b"k", None]
+)
+_OPS = st.sampled_from([*map(int, Op), -1, 99, True, "1", None])
+_ARGUMENTS = st.sampled_from([[], [1] * 8, [1] * 9, (), None, "a"])
+_OUTCOMES = st.sampled_from([
+    None, [0, b"1"], [0, "1"], [0], [1, 500, "why", "Kind"], [1, 500, "why", "Kind", {}], [1, 99], [2, b""], (0, b"1"), 7,
+])  # fmt: skip
+_FIELDS = {
+    StepFrame: (_BYTES, _NUMBERS, _NUMBERS, _OPS, _KEYS, _ARGUMENTS, _OUTCOMES, _NUMBERS),
+    Output: (_BYTES, _NUMBERS, _OUTCOMES),
+    Ack: (_BYTES, _NUMBERS, _NUMBERS),
+}
+
+
+@settings(max_examples=2000)
+@given(st.sampled_from([*_FIELDS]).flatmap(lambda kind: st.tuples(st.just(kind), st.tuples(*_FIELDS[kind]))))
+def test_a_quick_check_passes_nothing_that_the_check_of_a_field_refuses(
+    case: tuple[type[Any], tuple[Any, ...]],
+) -> None:
+    kind, values = case
+    checks = module._CHECKS[kind]
+
+    passes = module._QUICK[kind]([*values])
+
+    assert not passes or all(check(value) for check, value in zip(checks, values, strict=True))
+
+
+@pytest.mark.parametrize("frame", [
+    StepFrame(InvocationId(b"i" * 16), 1, 1, int(Op.RUN), "charge", ["charge"], [0, b"1"], 5),
+    StepFrame(InvocationId(b"i" * 16), 1, 1, int(Op.SLEEP), "sleep", [5], None, 0),
+    Output(InvocationId(b"i" * 16), 1, [0, b"1"]),
+    Ack(InvocationId(b"i" * 16), 1, 2),
+])  # fmt: skip
+def test_the_usual_frames_pass_their_quick_check(frame: Any) -> None:
+    assert module._QUICK[type(frame)]([*frame])
