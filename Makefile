@@ -11,7 +11,7 @@ SEEDS ?= 2000
 START ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock quick quick-tests room test-pythons test check lint types dependencies audit fmt modules metrics sql-page sync-client sim sim-cluster sim-soak demo chaos chaos-log fuzz grow bench-log bench-e2e bench-snapshots bench-statemachine bench-authentication dev clean
+.PHONY: help setup lock quick quick-tests room test-pythons test check lint types dependencies audit fmt modules metrics sql-page sync-client sim sim-cluster sim-soak demo chaos chaos-log fuzz grow bench-log bench-e2e bench-queries bench-snapshots bench-statemachine bench-authentication dev clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-19s %s\n", $$1, $$2 }'
@@ -139,6 +139,9 @@ bench-e2e: setup ## Measure whole invocations: HTTP to handler and back, on one 
 
 bench-log: setup ## Measure the replicated log: throughput, latency, idle CPU, failover
 	@$(BIN)/python bench/log.py
+
+bench-queries: setup ## Measure queries over a million invocations on three nodes: INVOCATIONS=n
+	@$(BIN)/python -m bench.queries $(if $(INVOCATIONS),--invocations $(INVOCATIONS))
 
 bench-statemachine: setup ## Measure the cost of applying: microseconds per command on LMDB
 	@$(BIN)/python -m bench.statemachine

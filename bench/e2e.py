@@ -46,6 +46,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import uvloop
 
+from bench.pauses import Pauses
 from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.node import Node
 from holdfast.sdk import Context, ObjectContext, Service, VirtualObject
@@ -206,9 +207,25 @@ async def run_node(data: Path, name: str, partitions: int, ports: dict[str, int]
                 partition.group.transfer(leader)
         return all(partition.group.leader == leader for partition, leader in wanted)
 
+    pauses = Pauses()
+    watching: list[asyncio.Task[None]] = []
+
+    def watch() -> bool:
+        if not watching:
+            watching.append(asyncio.get_running_loop().create_task(pauses.watch()))
+        return True
+
+    def take_pauses() -> list[float]:
+        """The longest pause of the loop since the last question: in total, and with a core at hand."""
+        seen, pauses.seen = pauses.seen, []
+        return [max((each[which] for each in seen), default=0.0) for which in (0, 1)]
+
     await answer_lines(
         {
             "figures": figures,
+            "watch": watch,
+            "pauses": take_pauses,
+            "admin": lambda: node.doors.admin.port if node.doors.admin is not None else None,
             "lead": lead,
             "register": lambda uri: asyncio.wait_for(_register(node, uri), PATIENCE_S),
             "knows": lambda: bool(node.ground.registry.state.deployments),
@@ -251,9 +268,9 @@ class Child:
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
 
-    async def hear(self) -> Any:
+    async def hear(self, patience_s: float = PATIENCE_S) -> Any:
         assert self._process.stdout is not None
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(patience_s):
             line = await self._process.stdout.readline()
         assert line, "a child ended early"
         return json.loads(line)
@@ -261,6 +278,9 @@ class Child:
     async def ask(self, line: str) -> Any:
         self.tell(line)
         return await self.hear()
+
+    def kill(self) -> None:
+        self._process.kill()
 
     async def end(self) -> None:
         assert self._process.stdin is not None
