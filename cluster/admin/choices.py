@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal, TypeAlias, get_args
 
 from holdfast.statemachine.survey import AWAKEABLE, IN_DOUBT, PROMISED, TIMED
 
@@ -19,4 +19,5 @@ OLDEST: Final = "oldest"
 ORDERS: Final = ("newest", OLDEST)
 PARTS: Final = ("output", "input")  # of a step that was given a value
 WAITING: Final = (AWAKEABLE, PROMISED, IN_DOUBT, TIMED)
-ACTIONS: Final = ("cancel", "kill", "pause", "resume", "restart", "purge")
+Action: TypeAlias = Literal["cancel", "kill", "pause", "resume", "restart", "purge"]
+ACTIONS: Final[tuple[Action, ...]] = get_args(Action)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from holdfast.cluster.handlers.queue import Search
 from holdfast.cluster.leading.courier import Courier
@@ -118,6 +118,7 @@ class Leadership:
             DeleteObjects: lambda _: self._janitor.wake(),
             DeliverNotices: lambda _: self._notices.wake(),
         }
+        assert self._carry.keys() == {*get_args(Effect)}, "every effect is carried out by somebody"
         if tracer is not None:
             settle, traced = self._carry[Reply], tracer.completed
 

@@ -12,6 +12,7 @@ from holdfast.cluster.members.handover import CannotMove, Handover
 from holdfast.cluster.registry.registry import Registry
 from holdfast.cluster.routing.router import Router
 from holdfast.log.errors import NotLeader
+from holdfast.statemachine.effects import Code
 from holdfast.statemachine.members import (
     ACTIVE,
     DRAINING,
@@ -116,11 +117,11 @@ class Operations:
         known = self._membership.nodes.get(getattr(command, "name", ""))
         is_gone = known is not None and known.state == REMOVED
         match result.code:
-            case 404:
+            case Code.NOT_FOUND:
                 raise NotFound(result.message, STATUS_HINT)
-            case 409:
+            case Code.CONFLICT:
                 raise Conflict(result.message, "give the node a new name and an empty directory" if is_gone else "")
-            case 507:
+            case Code.FULL:
                 raise Full(result.message)
 
     def _holds(self, name: str) -> int:
