@@ -46,10 +46,10 @@ def _request(
     ingress_url: str,
     target: str,
     body: str,
+    *,
     key: str | None,
     idempotency_key: str | None,
     headers: tuple[str, ...],
-    *,
     send: bool = False,
     delay: str | None = None,
 ) -> Response:
@@ -98,7 +98,7 @@ def call(
     ingress_url: str,
     as_json: bool,
 ) -> None:
-    answer = _request(ingress_url, target, body, key, idempotency_key, headers)
+    answer = _request(ingress_url, target, body, key=key, idempotency_key=idempotency_key, headers=headers)
     if as_json:
         kind = "outcome" if answer.status < 400 else "error"
         print_json({"id": answer.headers.get("x-holdfast-id"), kind: shown_body(answer.body)})
@@ -146,7 +146,9 @@ def send(
     as_json: bool,
 ) -> None:
     answer = client.checked(
-        _request(ingress_url, target, body, key, idempotency_key, headers, send=True, delay=delay)
+        _request(
+            ingress_url, target, body, key=key, idempotency_key=idempotency_key, headers=headers, send=True, delay=delay
+        )
     ).json()
     if as_json:
         print_json(answer)

@@ -132,7 +132,7 @@ def drain(node: str, move: bool, undo: bool, admin_url: str, as_json: bool) -> N
     """
     if undo and move:
         raise click.UsageError("--undo returns the node to service, --move moves its replicas away: use one of them")
-    _drain(node, "undrain" if undo else "drain", {"move": "true"} if move else {}, admin_url, as_json)
+    _drain(node, "undrain" if undo else "drain", {"move": "true"} if move else {}, admin_url, as_json=as_json)
     if move and not as_json:
         click.echo("Its replicas are moving. The node is empty when `holdfast cluster status` shows 0 replicas.")
 
@@ -143,10 +143,10 @@ def drain(node: str, move: bool, undo: bool, admin_url: str, as_json: bool) -> N
 @json_option
 def undrain(node: str, admin_url: str, as_json: bool) -> None:
     """Return NODE to service: the same as drain --undo."""
-    _drain(node, "undrain", {}, admin_url, as_json)
+    _drain(node, "undrain", {}, admin_url, as_json=as_json)
 
 
-def _drain(node: str, action: str, parameters: dict[str, str], admin_url: str, as_json: bool) -> None:
+def _drain(node: str, action: str, parameters: dict[str, str], admin_url: str, *, as_json: bool) -> None:
     _print_node(
         client.admin(admin_url, "POST", client.path("cluster", "nodes", node, action), parameters=parameters), as_json
     )

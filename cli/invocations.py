@@ -272,7 +272,7 @@ def _action(name: str, text: str, *options: Callable[[Any], Any]) -> None:
         elif dry_run:
             _count(name, chosen, limit, admin_url, as_json=as_json)
         else:
-            _on_all(name, chosen, extra, limit, admin_url, yes=yes, as_json=as_json)
+            _on_all(name, chosen, extra, limit=limit, admin_url=admin_url, yes=yes, as_json=as_json)
 
     command.__doc__ = text
     for option in options:
@@ -305,7 +305,7 @@ def _on_each(name: str, ids: tuple[str, ...], extra: dict[str, Any], admin_url: 
 
 
 def _on_all(
-    name: str, chosen: dict[str, Any], extra: dict[str, Any], limit: int, admin_url: str, *, yes: bool, as_json: bool
+    name: str, chosen: dict[str, Any], extra: dict[str, Any], *, limit: int, admin_url: str, yes: bool, as_json: bool
 ) -> None:
     if not yes:
         click.confirm(f"{name.capitalize()} all invocations with {_words(chosen)}?", abort=True)

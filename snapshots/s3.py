@@ -168,7 +168,7 @@ class S3Store:
             failures = 0
             while (have := os.fstat(target.fileno()).st_size) < size:
                 try:
-                    self._append(name, target.fileno(), have, size, work)
+                    self._append(name, target.fileno(), have=have, size=size, work=work)
                 except (Unreachable, StoreFailed):
                     # Progress resets the count, so a link that breaks every few hundred megabytes still gets everything
                     # across.
@@ -179,7 +179,7 @@ class S3Store:
             os.fsync(target.fileno())
         work.end()
 
-    def _append(self, name: str, fd: int, have: int, size: int, work: Work) -> None:
+    def _append(self, name: str, fd: int, *, have: int, size: int, work: Work) -> None:
         with self._edge(name):
             response = self._client.get_object(
                 Bucket=self.place.bucket, Key=self._key(name), Range=f"bytes={have}-{size - 1}"

@@ -193,7 +193,7 @@ async def fetch_from_peer(
     part = path.with_name(path.name + PART)
     with room_on_disk(directory):
         resumed = await asyncio.to_thread(_prepare, directory, part)
-        fetcher = _Fetcher(request, peer, group, name, chunk_bytes, progress, throttle)
+        fetcher = _Fetcher(request, peer, group, name, chunk_bytes=chunk_bytes, progress=progress, throttle=throttle)
         await fetcher.fetch(part)
         try:
             return await in_thread(lambda _: _accept(part, path, expected))
@@ -221,6 +221,7 @@ class _Fetcher:
         peer: str,
         group: int,
         name: str,
+        *,
         chunk_bytes: int,
         progress: Progress | None,
         throttle: Throttle | None,

@@ -113,6 +113,13 @@ NAMES_OF_IDS = {"id", "id_", "ids", "ident", "idents", "invocation", "caller", "
 # A call with more arguments names them.
 POSITIONAL_MAX = 4
 
+# What takes any number of arguments, which have no names: those of a callback, of a process, parts of a hash or of a path,
+# names of parameters.
+TAKES_ANY = {
+    "call_at", "call_later", "call_soon", "run_in_executor", "to_thread", "create_subprocess_exec", "derive",
+    "client.path", "Parameters",
+}  # fmt: skip
+
 UNSAFE_MODULES = {
     "pickle", "_pickle", "cPickle", "pickletools", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle", "joblib",
 }  # fmt: skip
@@ -390,11 +397,12 @@ def unnamed_arguments(module: Module) -> set[str]:
     """What the module calls with more positional arguments than a reader can tell apart. The arguments of a log message
     have no names."""
     return {
-        dotted(node.func)
+        name
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Call)
         and sum(not isinstance(argument, ast.Starred) for argument in node.args) > POSITIONAL_MAX
-        and not dotted(node.func).startswith("logger.")
+        and not (name := dotted(node.func)).startswith("logger.")
+        and not {name, name.rpartition(".")[2]} & TAKES_ANY
     }
 
 
