@@ -36,7 +36,7 @@ from holdfast.snapshots.errors import Cancelled, NotFound, SnapshotError, StoreF
 from holdfast.snapshots.files import remove_quietly
 from holdfast.snapshots.format import Meta, SnapshotFile, verify
 from holdfast.snapshots.stores import Store
-from holdfast.snapshots.work import Work, in_thread
+from holdfast.snapshots.work import ABANDON_S, Work, in_thread
 from holdfast.statemachine.levels import FIRST, schema_of
 from holdfast.statemachine.marks import Marks, read_marks
 
@@ -313,7 +313,7 @@ class Copies:
 
         for failures in range(1, UPLOAD_TRIES + 1):
             try:
-                digest = await in_thread(upload, progress=copy.show)
+                digest = await in_thread(upload, progress=copy.show, abandon_after_s=ABANDON_S)
                 break
             except SnapshotError as error:
                 if not error.retryable or failures == UPLOAD_TRIES:

@@ -50,7 +50,7 @@ from holdfast.snapshots.backups import (
 from holdfast.snapshots.errors import BadStoreUrl, SnapshotError
 from holdfast.snapshots.errors import NotFound as NotStored
 from holdfast.snapshots.stores import S3Place, Store, check_store_url
-from holdfast.snapshots.work import in_thread
+from holdfast.snapshots.work import ABANDON_S, in_thread
 from holdfast.statemachine.access import ADMIN, permits
 from holdfast.statemachine.marks import Marks, why_not_together
 from holdfast.statemachine.meta import MetaState, encode_state
@@ -276,7 +276,7 @@ class Backups:
             store = await in_thread(
                 lambda _: self._home.environment.open_store(job.url)
             )  # Loads boto3, which takes a while.
-            await in_thread(lambda _: _write_begun(store, job, self._home.config.node))
+            await in_thread(lambda _: _write_begun(store, job, self._home.config.node), abandon_after_s=ABANDON_S)
             job.manifest = await self._make(job, store)
             status = SUCCEEDED
             logger.info(
@@ -311,7 +311,10 @@ class Backups:
             try:
                 by_node = await self._leaders(job)
                 parts, meta = await self._round(job, token, by_node)
-                return await in_thread(lambda _: self._finish(job.id, store, parts, meta))  # noqa: B023
+                return await in_thread(
+                    lambda _: self._finish(job.id, store, parts, meta),  # noqa: B023
+                    abandon_after_s=ABANDON_S,
+                )
             except TryAgain as again:
                 why = str(again)
                 logger.warning("restarting the backup %s: %s", job.id, why)
@@ -441,7 +444,7 @@ class Backups:
     async def _clean_up(self, store: Store, id_: str) -> None:
         """Delete what was written, as far as possible. Without a manifest it is not a backup anyway."""
         try:
-            await in_thread(lambda _: delete_backup(store, id_))
+            await in_thread(lambda _: delete_backup(store, id_), abandon_after_s=ABANDON_S)
         except Exception as error:
             logger.warning("could not remove what the backup %s wrote to %s: %s", id_, store.url, error)
 

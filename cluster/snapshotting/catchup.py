@@ -35,7 +35,7 @@ from holdfast.snapshots.files import make_directory, move_into_place, remove_qui
 from holdfast.snapshots.format import Header, SnapshotFile, parse_name
 from holdfast.snapshots.restore import Staged, stage
 from holdfast.snapshots.transfer import Offer, fetch, fetch_from_peer, remove_parts
-from holdfast.snapshots.work import in_thread
+from holdfast.snapshots.work import ABANDON_S, in_thread
 from holdfast.statemachine.tables import SCHEMA
 
 logger = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ class CatchUp:
         if source == "the shared store":
             if not home.shared:
                 return False
-            header = await in_thread(lambda _: self._newest_stored(group))
+            header = await in_thread(lambda _: self._newest_stored(group), abandon_after_s=ABANDON_S)
             offer = Offer(header.name, header.file_bytes, stored=True)
         else:
             detail = await home.rpc.ask(source, "snapshot-newest", group)

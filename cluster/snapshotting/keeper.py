@@ -38,7 +38,7 @@ from holdfast.snapshots.policy import (
 )
 from holdfast.snapshots.stores import Store
 from holdfast.snapshots.transfer import Offer
-from holdfast.snapshots.work import Work, in_thread
+from holdfast.snapshots.work import ABANDON_S, Work, in_thread
 from holdfast.statemachine.levels import FIRST, schema_of
 from holdfast.statemachine.tables import SCHEMA
 
@@ -353,7 +353,7 @@ class Keeper:
             self._uploading = file.name
             try:
                 with self.progress("publishing"):
-                    await in_thread(publish, progress=self.show)
+                    await in_thread(publish, progress=self.show, abandon_after_s=ABANDON_S)
             finally:
                 self._uploading = None
         self.publishing.went_well()

@@ -40,7 +40,7 @@ from holdfast.snapshots.policy import Policy
 from holdfast.snapshots.restore import restore_blocking
 from holdfast.snapshots.stores import Store
 from holdfast.snapshots.transfer import PeerSource
-from holdfast.snapshots.work import Throttle, Work, beside, in_thread
+from holdfast.snapshots.work import ABANDON_S, Throttle, Work, beside, in_thread
 from holdfast.statemachine.tables import SCHEMA
 
 logger = logging.getLogger(__name__)
@@ -245,7 +245,7 @@ class Snapshots:
                 for found in Catalog(store, cluster=self.identity(), group=group).list()
             ]  # fmt: skip
 
-        return await in_thread(look)
+        return await in_thread(look, abandon_after_s=ABANDON_S)
 
     # -- for peers -----------------------------------------------------------------------------------------------------
 
