@@ -27,6 +27,7 @@ from holdfast.cluster.admin.trees import TreeAdmin
 from holdfast.cluster.admin.waiting import WaitingAdmin
 from holdfast.cluster.admin.webhooks import WebhookAdmin
 from holdfast.cluster.backup.metrics import of_backups
+from holdfast.cluster.certificates import of_certificates
 from holdfast.cluster.config import HostPort
 from holdfast.cluster.ground import Ground
 from holdfast.cluster.groups import META_GROUP
@@ -45,10 +46,12 @@ from holdfast.cluster.leading.metrics import of_webhooks
 from holdfast.cluster.log_level import LogLevel
 from holdfast.cluster.members.joining import Urls
 from holdfast.cluster.members.metrics import of_members
-from holdfast.cluster.observe.metrics import Metrics, of_certificates, of_log, of_node, of_state, of_traces
+from holdfast.cluster.observe.metrics import Metrics
+from holdfast.cluster.observe.node_metrics import of_node, of_state
 from holdfast.cluster.observe.starting import StartingMetrics, cannot_ask
 from holdfast.cluster.partition.door import Partition
-from holdfast.cluster.partition.metrics import of_groups, of_partitions, of_queues
+from holdfast.cluster.partition.metrics import of_groups, of_log, of_partitions, of_queues
+from holdfast.cluster.peers.metrics import of_links
 from holdfast.cluster.registry.spread import Spread
 from holdfast.cluster.routing.surveys import Surveys
 from holdfast.cluster.routing.trees import Trees
@@ -59,6 +62,7 @@ from holdfast.cluster.sql.metrics import of_queries
 from holdfast.cluster.sql.overviews import Overviews
 from holdfast.cluster.sql.queries import Queries
 from holdfast.cluster.sql.source import METHOD, Source
+from holdfast.cluster.traces import of_traces
 from holdfast.cluster.values.metrics import of_values
 from holdfast.log.node import Group
 
@@ -67,7 +71,7 @@ class Doors:
     """One pair per node."""
 
     def __init__(self, ground: Ground, serving: Serving, state: Callable[[], str]) -> None:
-        """`state`: of the node, one of `observe.metrics.STATES`."""
+        """`state`: of the node, one of `observe.node_metrics.STATES`."""
         self._config = config = ground.config
         registry, now_ms = ground.registry, ground.environment.clock.now_ms
         access = _open_access(ground)
@@ -223,6 +227,7 @@ def _early_rooms(ground: Ground) -> tuple[Callable[[], Iterable[Metric]], ...]:
         lambda: of_node(ground.config, ground.watchdog, ground.environment.clock.now_ms),
         lambda: of_certificates(ground.certificates),
         lambda: of_log(ground.log),
+        lambda: of_links(ground.log),
     )
 
 

@@ -264,7 +264,7 @@ class Node:
 
     @property
     def state(self) -> str:
-        """One of `observe.metrics.STATES`."""
+        """One of `observe.node_metrics.STATES`."""
         if self.stopping:
             return "stopping"
         if self.ground.removal.why:

@@ -8,10 +8,11 @@ from typing import Any
 
 from holdfast.cluster.admin.healths import Healths
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, json_answer, read_body
-from holdfast.cluster.admin.views import show_deployment, show_handler, show_preview, show_service
+from holdfast.cluster.admin.views import show_deployment, show_handler, show_service
 from holdfast.cluster.errors import BadRequest, EndpointFailed
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.registry.registry import METADATA_BYTES_MAX, Registry, normalize_uri
+from holdfast.cluster.registry.views import show_preview
 from holdfast.cluster.routing.reader import Reader
 
 logger = logging.getLogger(__name__)

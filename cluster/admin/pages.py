@@ -13,12 +13,12 @@ from typing import Any, Final, NamedTuple
 
 from holdfast import __version__, console
 from holdfast.cluster.admin.parameters import AdminRequest, json_answer, read_body
-from holdfast.cluster.admin.views import show_time
 from holdfast.cluster.config import Config
 from holdfast.cluster.errors import BadRequest, Conflict, NotFound
 from holdfast.cluster.http.access import Principal
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.http.sessions import Sessions
+from holdfast.cluster.times import show_time
 from holdfast.statemachine.access import READ, permits
 
 SESSION_BYTES_MAX: Final = 4096  # A token and some JSON around it.

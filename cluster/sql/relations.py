@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from holdfast.cluster.admin.views import show_time
+from holdfast.cluster.times import show_time
 from holdfast.sdk.ids import BadId, InvocationId, ObjectId, format_id, parse_id
 from holdfast.statemachine import queries, refs
 from holdfast.statemachine.commands import Payload

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.cluster.histogram import Histogram
 from holdfast.cluster.node import Node
-from holdfast.cluster.observe.metrics import STATES
+from holdfast.cluster.observe.node_metrics import STATES
 from holdfast.statemachine import queries
 from tests.cluster.harness import PATIENCE_S, Handled, eventually
 from tests.cluster.serving import Serving, run
