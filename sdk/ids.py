@@ -13,6 +13,8 @@ NO_INVOCATION: Final = InvocationId(b"")
 ObjectId = NewType("ObjectId", bytes)
 #: The first 4 bytes of the ids of all invocations with one service and key.
 PartitionKey = NewType("PartitionKey", bytes)
+#: dp_…: an endpoint with the services that it offered when it was registered.
+DeploymentId = NewType("DeploymentId", str)
 #: What belongs to a partition: an invocation, or a key.
 Route: TypeAlias = InvocationId | PartitionKey
 

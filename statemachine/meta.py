@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, assert_never
 
 import msgpack
 
+from holdfast.sdk.ids import DeploymentId
 from holdfast.statemachine.access import CreateToken, NoteTokenUse, RevokeToken, RotateToken, Tokens
 from holdfast.statemachine.audit import RecordActs, Trail, read_acts
 from holdfast.statemachine.effects import Code, Result
@@ -63,7 +64,7 @@ class Service(NamedTuple):
 
 
 class Deployment(NamedTuple):
-    id: str
+    id: DeploymentId
     uri: str
     services: list[Service]
     sdk: str
@@ -106,7 +107,7 @@ class FoundCluster(NamedTuple):
 
 
 class RegisterDeployment(NamedTuple):
-    id: str
+    id: DeploymentId
     uri: str
     services: list[Service]
     sdk: str
@@ -121,14 +122,14 @@ class RemoveDeployment(NamedTuple):
     """Remove a deployment. `force` removes even one that new invocations use. The proposer has checked whether it is
     drained."""
 
-    id: str
+    id: DeploymentId
     force: bool
 
 
 class RestoreDeployment(NamedTuple):
     """A deployment of the cluster that this one is restored from. Accepted only before this one is founded."""
 
-    id: str
+    id: DeploymentId
     uri: str
     services: list[Service]
     sdk: str
@@ -150,7 +151,7 @@ class RestoreCluster(NamedTuple):
     cluster: str
     placement: list[list[str]]
     replication: int
-    offers: dict[str, list[str]]
+    offers: dict[str, list[DeploymentId]]
     revisions: dict[str, int]
     level: int = FIRST
 
@@ -262,8 +263,8 @@ class MetaState:
     def __init__(self) -> None:
         self.cluster = ""
         self.partitions = 0
-        self.deployments: dict[str, Deployment] = {}
-        self.offers: dict[str, list[str]] = {}
+        self.deployments: dict[DeploymentId, Deployment] = {}
+        self.offers: dict[str, list[DeploymentId]] = {}
         self.revisions: dict[str, int] = {}  # service -> the newest revision number ever given
         self.now_ms = 0
         self.membership = Membership()
@@ -321,7 +322,7 @@ class Outcome(NamedTuple):
     """What a proposer is told."""
 
     result: Result
-    deployment: str | None = None
+    deployment: DeploymentId | None = None
     differences: tuple[str, ...] = ()
 
 
@@ -514,7 +515,7 @@ def _remove(state: MetaState, command: RemoveDeployment) -> Outcome:
     return Outcome(Result(), command.id)
 
 
-def _withdraw(state: MetaState, deployment: str) -> None:
+def _withdraw(state: MetaState, deployment: DeploymentId) -> None:
     for service in [name for name, offers in state.offers.items() if deployment in offers]:
         state.offers[service].remove(deployment)
         if not state.offers[service]:

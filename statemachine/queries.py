@@ -11,7 +11,7 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from holdfast.sdk.ids import InvocationId, ObjectId, object_id
+from holdfast.sdk.ids import DeploymentId, InvocationId, ObjectId, object_id
 from holdfast.sdk.journal import Op
 from holdfast.statemachine import blobs, listing, refs, retention, timers, values
 from holdfast.statemachine.commands import Payload, Ref
@@ -175,7 +175,7 @@ class Filter(NamedTuple):
     service: str | None = None
     handler: str | None = None
     key: str | None = None
-    deployment: str | None = None
+    deployment: DeploymentId | None = None
     created_before_ms: int | None = None
     ends: tuple[int, ...] | None = None  # how it completed: see `records.End`
     created_since_ms: int | None = None
@@ -488,7 +488,7 @@ class ServiceStatistics(NamedTuple):
 
 class Statistics(NamedTuple):
     services: dict[str, ServiceStatistics]
-    deployments: dict[str, int]  # active invocations pinned to each
+    deployments: dict[DeploymentId, int]  # active invocations pinned to each
     completed: int
     completed_bytes: int
     blobs: int = 0  # large values, each counted once
@@ -514,7 +514,9 @@ def statistics(txn: ReadTxn) -> Statistics:
             )
             for name, counters in services.items()
         },
-        deployments={key[1:].decode(): unpack(raw) for key, raw in txn.scan(DEPLOYMENT, after(DEPLOYMENT))},
+        deployments={
+            DeploymentId(key[1:].decode()): unpack(raw) for key, raw in txn.scan(DEPLOYMENT, after(DEPLOYMENT))
+        },
         completed=about.completed,
         completed_bytes=about.completed_bytes,
         blobs=about.blobs,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from holdfast.sdk.ids import InvocationId, ObjectId, partition_of
+from holdfast.sdk.ids import DeploymentId, InvocationId, ObjectId, partition_of
 from holdfast.statemachine.commands import Command
 from holdfast.statemachine.effects import ArmTimer, Effect
 from holdfast.statemachine.levels import LEVEL
@@ -73,7 +73,7 @@ class State:
         self.hooks: dict[HookId, Hook] | None = None  # None: not read yet. See `hooks`.
         self.changed_hooks: dict[HookId, Hook] = {}
         self._counters: dict[str, list[int]] = {}
-        self._deployments: dict[str, int] = {}
+        self._deployments: dict[DeploymentId, int] = {}
         self._sent: dict[int, int] = {}
         self._taken: dict[int, int] = {}
         self._flushing: dict[int, None] = {}  # Targets for which this transaction already has an effect.
@@ -229,7 +229,7 @@ class State:
             self._counters[service] = counters
         return counters
 
-    def count_deployment(self, deployment: str, change: int) -> None:
+    def count_deployment(self, deployment: DeploymentId, change: int) -> None:
         count = self._deployments.get(deployment)
         if count is None:
             raw = self.get(DEPLOYMENT + deployment.encode())

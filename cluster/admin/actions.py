@@ -8,12 +8,12 @@ from typing import Any, Final, assert_never
 from holdfast.cluster.admin.choices import ACTIONS, Action
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters
 from holdfast.cluster.errors import BadRequest, NotFound
-from holdfast.sdk.ids import ID_BYTES, InvocationId, format_id
+from holdfast.sdk.ids import ID_BYTES, DeploymentId, InvocationId, format_id
 from holdfast.statemachine.commands import Cancel, Command, Kill, Pause, Purge, Restart, Resume
 from holdfast.statemachine.effects import Code, Result
 
 
-def command_of(action: Action, id_: InvocationId, parameters: Parameters, deployment: str | None) -> Command:
+def command_of(action: Action, id_: InvocationId, parameters: Parameters, deployment: DeploymentId | None) -> Command:
     match action:
         case "cancel":
             return Cancel(id_)

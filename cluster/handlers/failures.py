@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 from holdfast.cluster.handlers.attempts import Owner
 from holdfast.cluster.registry.machine import Target
 from holdfast.log.errors import ProposalError
-from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.ids import DeploymentId, InvocationId
 from holdfast.sdk.journal import cut_text
 from holdfast.statemachine.commands import FailAttempt, Retry
 from holdfast.statemachine.effects import Result
@@ -45,7 +45,7 @@ class Failures:
         )
 
     def unoffered(
-        self, invocation: InvocationId, epoch: int, *, service: str, handler: str, deployment: str | None
+        self, invocation: InvocationId, epoch: int, *, service: str, handler: str, deployment: DeploymentId | None
     ) -> FailAttempt:
         """No deployment offers the handler. A pinned invocation waits for an operator, others for a deployment."""
         where = f"deployment {deployment}" if deployment is not None else "any registered deployment"

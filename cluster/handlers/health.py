@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 from holdfast.cluster.peers.rpc import Refused, Rpc, Unanswered
-from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.ids import DeploymentId, InvocationId
 
 ASK_S: Final = 1.0  # How long an operator's request waits for silent nodes.
 _METHOD: Final = "endpoint-health"
@@ -21,7 +21,7 @@ class Health(NamedTuple):
     """One deployment as one node sees it. New fields go to the end, with a default, because two releases may exchange it."""
 
     node: str
-    deployment: str
+    deployment: DeploymentId
     uri: str
     down_since_ms: int  # 0: it is reachable, or was not tried yet.
     failures: int  # Consecutive failures of this node to reach it.
@@ -47,7 +47,7 @@ class HasHealth(Protocol):
 
 class Healths:
     def __init__(
-        self, node: str, endpoints: Mapping[str, HasHealth], rpc: Rpc, connected: Callable[[], Collection[str]]
+        self, node: str, endpoints: Mapping[DeploymentId, HasHealth], rpc: Rpc, connected: Callable[[], Collection[str]]
     ) -> None:
         self._node = node
         self._endpoints = endpoints
@@ -55,7 +55,7 @@ class Healths:
         self._connected = connected
         rpc.serve(_METHOD, self._serve)
 
-    def here(self, deployment: str | None = None, invocation: InvocationId | None = None) -> list[Health]:
+    def here(self, deployment: DeploymentId | None = None, invocation: InvocationId | None = None) -> list[Health]:
         """What this node knows about one deployment, or about all that it has used. With an invocation, also why it waits."""
         endpoints = self._endpoints
         wanted = (
@@ -63,7 +63,9 @@ class Healths:
         )
         return [endpoint.health(self._node, invocation) for endpoint in wanted]
 
-    async def everywhere(self, deployment: str | None = None, invocation: InvocationId | None = None) -> list[Health]:
+    async def everywhere(
+        self, deployment: DeploymentId | None = None, invocation: InvocationId | None = None
+    ) -> list[Health]:
         """What the nodes that answer in time know, sorted by deployment and node."""
 
         async def ask(peer: str) -> list[Health]:
@@ -89,7 +91,7 @@ class Healths:
         return [
             tuple(each)
             for each in self.here(
-                deployment if isinstance(deployment, str) else None,
+                DeploymentId(deployment) if isinstance(deployment, str) else None,
                 InvocationId(invocation) if isinstance(invocation, bytes) else None,
             )
         ]

@@ -22,7 +22,7 @@ from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.values.janitor import Janitor
 from holdfast.cluster.values.shared_store import Objects
 from holdfast.log.errors import ProposalError
-from holdfast.sdk.ids import NO_INVOCATION, InvocationId
+from holdfast.sdk.ids import NO_INVOCATION, DeploymentId, InvocationId
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import (
     CALL_DEPTH_MAX,
@@ -275,7 +275,7 @@ class Leadership:
         self._redispatch_timer = None
         self._redispatch_more()
 
-    def scan(self, first: InvocationId = NO_INVOCATION, only: str | None = None) -> None:
+    def scan(self, first: InvocationId = NO_INVOCATION, only: DeploymentId | None = None) -> None:
         """Derive pending work from the state again: all of it, or the attempts from an id on, at one deployment.
 
         An attempt for an endpoint whose queue is full is skipped and does not delay the others. The endpoint remembers
@@ -317,7 +317,7 @@ class Leadership:
         if target is None or self._has_place(target.deployment, effect.id):
             self.redispatch(effect.id, effect.epoch)
 
-    def _has_place(self, deployment: str, invocation: InvocationId) -> bool:
+    def _has_place(self, deployment: DeploymentId, invocation: InvocationId) -> bool:
         endpoint = self._invoker.endpoint(deployment)
         if self._search.take_place(deployment, endpoint.queue):
             return True

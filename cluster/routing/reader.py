@@ -19,7 +19,7 @@ from holdfast.cluster.routing.merging import Slice, format_cursor, merge, parse_
 from holdfast.cluster.values.shared_store import Objects, ValueLost
 from holdfast.log.errors import NotHosted, ProposalError
 from holdfast.log.messages import APP_BYTES_MAX
-from holdfast.sdk.ids import InvocationId, partition_key, partition_of
+from holdfast.sdk.ids import DeploymentId, InvocationId, partition_key, partition_of
 from holdfast.sdk.journal import Step, unpack_step
 from holdfast.statemachine import explain, history, lists, queries, refs
 from holdfast.statemachine.blobs import chunks_of
@@ -55,7 +55,7 @@ class Summary(NamedTuple):
     outcome: list[Any] | None  # None: not completed
     service: str
     handler: str
-    deployment: str | None
+    deployment: DeploymentId | None
 
 
 class PartitionState(Protocol):
@@ -336,7 +336,7 @@ class Reader:
         led = [number for number, partition in self._hosted.items() if partition.group.is_leader]
         return add_statistics([await self._answer(number, "statistics", (), fresh=False) for number in led])
 
-    async def in_flight(self, deployment: str) -> int:
+    async def in_flight(self, deployment: DeploymentId) -> int:
         """Number of incomplete invocations that are pinned to a deployment."""
         return (await self.statistics(fresh=True)).deployments.get(deployment, 0)
 
@@ -464,7 +464,7 @@ _QUESTIONS: Final[Mapping[str, Question]] = {
 
 def add_statistics(each: Sequence[Statistics]) -> Statistics:
     services: dict[str, ServiceStatistics] = {}
-    deployments: Counter[str] = Counter()
+    deployments: Counter[DeploymentId] = Counter()
     for one in each:
         deployments.update(one.deployments)
         for name, figures in one.services.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.ids import DeploymentId, InvocationId
 from holdfast.sdk.journal import Op
 from holdfast.statemachine import queries, refs
 from holdfast.statemachine.blobs import CHUNK_BYTES, KEEP_MS, object_name
@@ -55,6 +55,8 @@ from holdfast.statemachine.txn import ReadTxn
 from holdfast.statemachine.values import fingerprint
 from holdfast.statemachine.webhooks import HookId
 from tests.statemachine.rig import ident
+
+DP_1, DP_2 = DeploymentId("dp_1"), DeploymentId("dp_2")
 
 KEYS = [None, None, "k", "l"]
 #: Large values: of one piece, of two pieces, and one that starts with the marker of a value.
@@ -191,7 +193,7 @@ def _argument(random: Random, op: int) -> list[Any]:
 
 def _step(random: Random) -> Command:
     which, epoch, index = _ident(random), random.randrange(1, 4), _number(random, 5)
-    deployment = random.choice([None, "dp_1", "dp_2"])
+    deployment = random.choice([None, DP_1, DP_2])
     match random.randrange(12):
         case 0:
             return RecordRunFailure(
@@ -220,7 +222,7 @@ def _attempt(random: Random) -> Command:
         case 1:
             return SuspendAttempt(which, epoch, [_number(random, 5) for _ in range(random.randrange(3))])
         case 2:
-            return Complete(which, epoch, _outcome(random), random.choice([None, "dp_1"]))
+            return Complete(which, epoch, _outcome(random), random.choice([None, DP_1]))
         case _:
             return FailAttempt(
                 which, epoch, [1, 500, "no", ""], _retry(random), _number(random, 99), 0, random.random() < 0.3
@@ -240,7 +242,7 @@ def _other(random: Random) -> Command:
         case 3:
             return Pause(which)
         case 4:
-            return Resume(which, random.choice([None, "dp_2"]))
+            return Resume(which, random.choice([None, DP_2]))
         case 5:
             return Restart(which, random.choice([which, _ident(random)]), _number(random, 4), None)
         case 6:

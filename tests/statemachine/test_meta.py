@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.sdk.ids import DeploymentId
 from holdfast.statemachine import meta
 from holdfast.statemachine.access import ROLES, CreateToken, NoteTokenUse, RevokeToken, RotateToken
 from holdfast.statemachine.audit import Act, RecordActs
@@ -29,6 +30,9 @@ from holdfast.statemachine.meta import (
 from holdfast.statemachine.pauses import Halt, Release
 from holdfast.statemachine.webhooks import CreateWebhook, DeleteWebhook
 
+DP_1 = DeploymentId("dp_1")
+DP_2 = DeploymentId("dp_2")
+
 OLD, NEW = "http://old:9080", "http://new:9080"
 
 
@@ -40,7 +44,14 @@ def register(
     uri: str, *services: Service, id_: str = "", force: bool = False, metadata: dict[str, str] | None = None
 ) -> RegisterDeployment:
     return RegisterDeployment(
-        id_ or f"dp_{uri}", uri, list(services or (service(),)), "sdk/1", ["stream"], [1, 1], metadata or {}, force
+        DeploymentId(id_ or f"dp_{uri}"),
+        uri,
+        list(services or (service(),)),
+        "sdk/1",
+        ["stream"],
+        [1, 1],
+        metadata or {},
+        force,
     )
 
 
@@ -112,7 +123,7 @@ def test_new_invocations_go_to_the_newest_deployment() -> None:
 
     assert current is not None and current.uri == NEW
     assert current.revisions == {"trips": 2}
-    assert state.deployments[f"dp_{OLD}"].revisions == {"trips": 1}
+    assert state.deployments[DeploymentId(f"dp_{OLD}")].revisions == {"trips": 1}
 
 
 def test_the_same_uri_and_manifest_change_nothing() -> None:
@@ -136,7 +147,7 @@ def test_an_upgraded_sdk_with_the_same_manifest_is_the_same_deployment(protocol:
     state, outcome = upgraded(protocol)
 
     assert outcome == (Result(200, "unchanged"), "dp_1", ())
-    there = state.deployments["dp_1"]
+    there = state.deployments[DP_1]
     assert (there.sdk, there.protocol, there.revisions) == ("sdk/2", protocol, {"trips": 1})
 
 
@@ -145,13 +156,13 @@ def test_an_sdk_that_dropped_a_protocol_version_has_another_manifest(protocol: l
     state, outcome = upgraded(protocol)
 
     assert (outcome.result.code, outcome.differences) == (409, ("the way to reach it changed",))
-    assert state.deployments["dp_1"].sdk == "sdk/1"
+    assert state.deployments[DP_1].sdk == "sdk/1"
 
 
 def test_at_level_1_an_upgraded_sdk_has_another_manifest_as_in_that_release() -> None:
     state, outcome = upgraded([1, 2], level=1)
 
-    assert outcome.result.code == 409 and state.deployments["dp_1"].sdk == "sdk/1"
+    assert outcome.result.code == 409 and state.deployments[DP_1].sdk == "sdk/1"
 
 
 def test_registering_an_older_deployment_again_does_not_bring_it_back_unless_forced() -> None:
@@ -196,9 +207,9 @@ def test_a_deployment_never_changes_unless_forced() -> None:
     assert refused.result.code == 409
     assert refused.differences == ("trips/cancel: was added",)
     assert (forced.result.code, forced.deployment) == (0, "dp_1")
-    assert state.deployments["dp_1"].services == [changed]
-    assert state.deployments["dp_1"].revisions == {"trips": 2}
-    assert state.deployments["dp_1"].created_ms == 1000
+    assert state.deployments[DP_1].services == [changed]
+    assert state.deployments[DP_1].revisions == {"trips": 2}
+    assert state.deployments[DP_1].created_ms == 1000
 
 
 def test_a_changed_schema_or_option_is_named_in_the_difference() -> None:
@@ -251,9 +262,9 @@ def test_a_new_handler_and_an_unrelated_service_break_no_caller() -> None:
 def test_the_newest_deployment_of_a_service_is_removed_only_by_force() -> None:
     state = state_after(register(OLD, id_="dp_1"), register(NEW, id_="dp_2"))
 
-    refused = meta.apply(state, 2, RemoveDeployment("dp_2", force=False))
-    older = meta.apply(state, 3, RemoveDeployment("dp_1", force=False))
-    forced = meta.apply(state, 4, RemoveDeployment("dp_2", force=True))
+    refused = meta.apply(state, 2, RemoveDeployment(DP_2, force=False))
+    older = meta.apply(state, 3, RemoveDeployment(DP_1, force=False))
+    forced = meta.apply(state, 4, RemoveDeployment(DP_2, force=True))
 
     assert refused.result.code == 409 and "trips" in refused.result.message
     assert older.result.code == forced.result.code == 0
@@ -261,16 +272,16 @@ def test_the_newest_deployment_of_a_service_is_removed_only_by_force() -> None:
 
 
 def test_after_a_forced_removal_the_previous_revision_is_current_and_numbers_continue() -> None:
-    state = state_after(register(OLD, id_="dp_1"), register(NEW, id_="dp_2"), RemoveDeployment("dp_2", force=True))
+    state = state_after(register(OLD, id_="dp_1"), register(NEW, id_="dp_2"), RemoveDeployment(DP_2, force=True))
     assert (current := state.current("trips")) is not None and current.id == "dp_1"
 
     meta.apply(state, 9, register("http://third", id_="dp_3"))
 
-    assert state.deployments["dp_3"].revisions == {"trips": 3}
+    assert state.deployments[DeploymentId("dp_3")].revisions == {"trips": 3}
 
 
 def test_removing_an_unknown_deployment_is_a_404() -> None:
-    assert meta.apply(MetaState(), 1, RemoveDeployment("dp_9", force=True)).result.code == 404
+    assert meta.apply(MetaState(), 1, RemoveDeployment(DeploymentId("dp_9"), force=True)).result.code == 404
 
 
 def test_deployments_are_bounded() -> None:
