@@ -43,7 +43,7 @@ from holdfast.cluster.environment import Environment
 from holdfast.cluster.node import Node
 from holdfast.cluster.partition.door import Partition
 from holdfast.log.errors import ProposalError
-from holdfast.sdk.ids import DeploymentId, new_id
+from holdfast.sdk.ids import DeploymentId, PartitionNumber, new_id
 from holdfast.sdk.journal import Op
 from holdfast.statemachine.commands import Command, Complete, Invoke, Mode, RecordStep
 
@@ -183,7 +183,7 @@ class Bench:
     async def do_cut(self) -> dict[str, float]:
         start = time.perf_counter()
         router = self.node.serving.router
-        cut = await self.node.ground.snapshots.create(0, partitions=router.count, leader=router.leader)
+        cut = await self.node.ground.snapshots.create(PartitionNumber(0), partitions=router.count, leader=router.leader)
         return {"seconds": time.perf_counter() - start, "bytes": cut["bytes"], "index": cut["index"]}
 
     def do_progress(self) -> dict[str, float]:

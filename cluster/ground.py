@@ -11,7 +11,7 @@ from holdfast.cluster.backup.restoring import Plan, read_plan, restored_director
 from holdfast.cluster.certificates import Certificates
 from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.environment import Environment
-from holdfast.cluster.groups import FIRST_PARTITION_GROUP, META_GROUP
+from holdfast.cluster.groups import META_GROUP, partition_in
 from holdfast.cluster.handlers.dispatch import Limits, Timing
 from holdfast.cluster.handlers.health import Healths
 from holdfast.cluster.handlers.invoker import Invoker
@@ -43,6 +43,7 @@ from holdfast.log import engine
 from holdfast.log.messages import GroupId
 from holdfast.log.node import Group, LogNode
 from holdfast.log.replica import Machine
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.snapshots.work import in_thread
 
 
@@ -96,7 +97,7 @@ class Listener(Protocol):
 
     def on_fatal(self, error: BaseException) -> None: ...
 
-    def leader(self, partition: int) -> str | None:
+    def leader(self, partition: PartitionNumber) -> str | None:
         """The leader of a partition, as far as this node knows."""
 
 
@@ -129,7 +130,9 @@ async def opened(
     meta = MetaMachine(environment.clock, environment.entropy)
     rpc = Rpc(
         lambda peer, payload: log.send(peer, payload),
-        leader=lambda number: log.group(META_GROUP).leader if number == META else listener.leader(number),
+        leader=lambda number: (
+            log.group(META_GROUP).leader if number == META else listener.leader(PartitionNumber(number))
+        ),
         entropy=environment.entropy,
     )
     log = LogNode(
@@ -145,7 +148,7 @@ async def opened(
         keep_hollow=True,  # `Serving` fills them.
         applied_at_once=frozenset({GroupId(META_GROUP)}),  # Every node acts on it.
         on_snapshot_wanted=lambda want: ground.catch_up.wanted(want),
-        on_forgotten=lambda group: ground.leftovers.forgotten(group - FIRST_PARTITION_GROUP),
+        on_forgotten=lambda group: ground.leftovers.forgotten(partition_in(group)),
         on_fatal=listener.on_fatal,
     )
     means = Means(config.deployment_addresses, lambda: meta.state.identity.keys, timing.connect_s)

@@ -23,7 +23,7 @@ from holdfast.cluster.config import Config
 from holdfast.cluster.doors import Doors, early_metrics
 from holdfast.cluster.environment import Environment
 from holdfast.cluster.ground import Ground, opened
-from holdfast.cluster.groups import FIRST_PARTITION_GROUP, META_GROUP
+from holdfast.cluster.groups import META_GROUP, partition_in
 from holdfast.cluster.handlers.dispatch import Timing
 from holdfast.cluster.handlers.protocols.interface import Means
 from holdfast.cluster.handlers.protocols.table import Protocols, known_protocols
@@ -37,6 +37,7 @@ from holdfast.log import engine
 from holdfast.log.messages import GroupId
 from holdfast.log.node import Group, exit_process
 from holdfast.log.replica import Machine
+from holdfast.sdk.ids import PartitionNumber
 
 logger = logging.getLogger(__name__)
 
@@ -232,7 +233,7 @@ class Node:
     # -- events of the log -------------------------------------------------------------------------------------------
 
     def open_machine(self, group: GroupId) -> Machine:
-        number = group - FIRST_PARTITION_GROUP
+        number = partition_in(group)
         return self.serving.open_machine(number) if self._serving is not None else self.ground.replicas.open(number)
 
     def may_join(self, group: GroupId) -> bool:
@@ -240,7 +241,7 @@ class Node:
         if group == META_GROUP:
             return True
         ground = self.ground
-        is_going = group - FIRST_PARTITION_GROUP in ground.leftovers.going
+        is_going = partition_in(group) in ground.leftovers.going
         return ground.record.partitions > 0 and not is_going and ground.log.why_stalled() is None
 
     def on_role_change(self, group: Group) -> None:
@@ -253,7 +254,7 @@ class Node:
         if self._serving is not None:
             self._serving.peer_changed(peer, up=up)
 
-    def leader(self, partition: int) -> str | None:
+    def leader(self, partition: PartitionNumber) -> str | None:
         return self.serving.router.leader(partition)
 
     # -- health ------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import msgpack
 
-from holdfast.sdk.ids import DeploymentId, InvocationId
+from holdfast.sdk.ids import DeploymentId, InvocationId, PartitionNumber
 from holdfast.statemachine.levels import LEVEL, TooNew, trimmed
 from holdfast.statemachine.webhooks import HookId
 
@@ -292,7 +292,7 @@ class FireTimers(NamedTuple):
 class Deliver(NamedTuple):
     """Messages `first`, `first + 1`, ... from the outbox of partition `source`: packed commands."""
 
-    source: int
+    source: PartitionNumber
     first: int
     messages: list[bytes]
 
@@ -300,7 +300,7 @@ class Deliver(NamedTuple):
 class TrimOutbox(NamedTuple):
     """Partition `target` has accepted all messages up to `sequence`."""
 
-    target: int
+    target: PartitionNumber
     sequence: int
 
 

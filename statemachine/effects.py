@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from holdfast.sdk.ids import DeploymentId, InvocationId
+from holdfast.sdk.ids import DeploymentId, InvocationId, PartitionNumber
 
 
 class First(NamedTuple):
@@ -98,7 +98,7 @@ class Reply(NamedTuple):
 class FlushOutbox(NamedTuple):
     """There are new messages for partition `target`."""
 
-    target: int
+    target: PartitionNumber
 
 
 class ArmTimer(NamedTuple):

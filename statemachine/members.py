@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from holdfast.sdk.ids import PartitionNumber, numbers_of
 from holdfast.statemachine.effects import Code, Result
 
 ACTIVE: Final = "active"
@@ -63,7 +64,7 @@ class SetNodeState(NamedTuple):
 class AssignPartition(NamedTuple):
     """The log of a partition has had these members since this epoch."""
 
-    partition: int
+    partition: PartitionNumber
     members: list[str]
     epoch: int
 
@@ -71,16 +72,16 @@ class AssignPartition(NamedTuple):
 class Membership:
     def __init__(self) -> None:
         self.nodes: dict[str, Member] = {}
-        self.table: dict[int, Replicas] = {}
+        self.table: dict[PartitionNumber, Replicas] = {}
         #: The table at the founding. A founder that missed the beginning creates its groups from it.
-        self.first: dict[int, tuple[str, ...]] = {}
+        self.first: dict[PartitionNumber, tuple[str, ...]] = {}
         self.replication = 0
 
     def found(self, *, partitions: int, founders: Sequence[str], replication: int) -> None:
         self.replication = replication
         known = [self.nodes.get(name) or Member(name, "", "") for name in sorted(dict.fromkeys(founders))]
         load: Counter[str] = Counter()
-        for partition in range(partitions):
+        for partition in numbers_of(partitions):
             chosen: list[Member] = []
             while len(chosen) < min(replication, len(known)):
                 rest = [node for node in known if node not in chosen]
@@ -93,7 +94,7 @@ class Membership:
     def place(self, placement: Sequence[Sequence[str]], replication: int) -> None:
         """As `found`, where the places are given."""
         self.replication = replication
-        for partition, names in enumerate(placement):
+        for partition, names in zip(numbers_of(len(placement)), placement, strict=True):
             self.first[partition] = members = tuple(sorted(names))
             self.table[partition] = Replicas(members)
 
@@ -160,11 +161,11 @@ class Membership:
 
 def next_change(
     membership: Membership,
-    number: int,
+    number: PartitionNumber,
     *,
     ready: Collection[str],
     present: Collection[str],
-    moving: Mapping[int, Sequence[str]] | None = None,
+    moving: Mapping[PartitionNumber, Sequence[str]] | None = None,
 ) -> tuple[str, ...] | None:
     """The members that a partition should have after one change: one more, one less or one replaced. None: no change is
     needed.

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from holdfast.sdk.ids import DeploymentId, InvocationId, ObjectId, object_id
+from holdfast.sdk.ids import DeploymentId, InvocationId, ObjectId, PartitionNumber, object_id
 from holdfast.sdk.journal import Op
 from holdfast.statemachine import blobs, listing, refs, retention, timers, values
 from holdfast.statemachine.commands import Payload, Ref
@@ -62,6 +62,7 @@ from holdfast.statemachine.tables import (
     outbox_key,
     parcel_key,
     partition_bytes,
+    partition_in_key,
     step_bytes,
 )
 from holdfast.statemachine.txn import ReadTxn
@@ -365,14 +366,14 @@ def outbox_length(txn: ReadTxn) -> int:
     """How many messages wait for other partitions."""
     total = 0
     for key, raw in txn.scan(SENT, after(SENT)):
-        target = int.from_bytes(key[1:], "big")
+        target = partition_in_key(key)
         for first, _ in txn.scan(outbox_key(target, 0), after(OUTBOX + partition_bytes(target))):
             total += int(unpack(raw)) - int.from_bytes(first[5:], "big") + 1
             break
     return total
 
 
-def outbox(txn: ReadTxn, target: int, after_sequence: int, limit: int) -> tuple[int, list[bytes]]:
+def outbox(txn: ReadTxn, target: PartitionNumber, after_sequence: int, limit: int) -> tuple[int, list[bytes]]:
     """At most `limit` messages behind `after_sequence`, and the sequence of the first (0 if there is none)."""
     first = 0
     messages: list[bytes] = []
@@ -384,15 +385,15 @@ def outbox(txn: ReadTxn, target: int, after_sequence: int, limit: int) -> tuple[
     return first, messages
 
 
-def parcels(txn: ReadTxn, target: int, first: int, last: int) -> list[tuple[int, list[Ref]]]:
+def parcels(txn: ReadTxn, target: PartitionNumber, first: int, last: int) -> list[tuple[int, list[Ref]]]:
     """Those of these messages that refer to large values, with their references."""
     rows = txn.scan(parcel_key(target, first), parcel_key(target, last + 1))
     return [(int.from_bytes(key[5:], "big"), unpack(raw)) for key, raw in rows]
 
 
-def outbox_targets(txn: ReadTxn) -> list[int]:
+def outbox_targets(txn: ReadTxn) -> list[PartitionNumber]:
     """Partitions that messages are waiting for."""
-    targets = [int.from_bytes(key[1:], "big") for key, _ in txn.scan(SENT, after(SENT))]
+    targets = [partition_in_key(key) for key, _ in txn.scan(SENT, after(SENT))]
     return [target for target in targets if outbox(txn, target, 0, 1)[1]]
 
 

@@ -15,6 +15,7 @@ from holdfast.cluster.members.operations import Operations, read_node
 from holdfast.cluster.peers.rpc import Refused, Unanswered
 from holdfast.cluster.routing.router import Router
 from holdfast.cluster.snapshotting.service import Snapshots
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.snapshots.errors import SnapshotError
 from holdfast.statemachine.access import ADMIN, permits
 
@@ -43,7 +44,7 @@ class ClusterAdmin:
 
     async def on_create_snapshot(self, request: AdminRequest) -> Answer:
         text = request.path["partition"]
-        number = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else -1
+        number = PartitionNumber(int(text) if text.isascii() and text.isdigit() and len(text) < 6 else -1)
         try:
             made = await self._snapshots.create(number, partitions=self._router.count, leader=self._router.leader)
         except (Refused, Unanswered) as error:
@@ -108,4 +109,4 @@ class ClusterAdmin:
         if not (text.isascii() and text.isdigit() and len(text) <= 6):
             raise BadRequest(f"{text!r:.50} is not the number of a partition")
         to = Parameters(request, "to").text("to")
-        return json_answer(200, await self._operations.transfer(int(text), to))
+        return json_answer(200, await self._operations.transfer(PartitionNumber(int(text)), to))

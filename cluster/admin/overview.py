@@ -26,6 +26,7 @@ from holdfast.cluster.values.shared_store import Objects
 from holdfast.log.errors import ProposalError
 from holdfast.log.link import LinkStatus
 from holdfast.log.node import LogNode
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.statemachine.members import ACTIVE, Member
 
 FRESH_S: Final = 3.0  # How long an operator waits for a meta group without a leader.
@@ -44,7 +45,7 @@ class Overview(NamedTuple):
     meta_log: MetaLog
     founding: Founding
     router: Router
-    hosted: Mapping[int, Partition]
+    hosted: Mapping[PartitionNumber, Partition]
     controller: Controller
     handover: Handover
     operations: Operations
@@ -130,7 +131,7 @@ class Overview(NamedTuple):
             return None
         return link.last_error if reasons else NOT_CONNECTED
 
-    def _here(self, number: int) -> dict[str, Any]:
+    def _here(self, number: PartitionNumber) -> dict[str, Any]:
         """What only a node with a replica knows."""
         group = self.hosted[number].group
         return {**show_group(group), "snapshot": show_keeper(self.snapshots.keepers[group.id])}

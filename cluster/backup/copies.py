@@ -30,6 +30,7 @@ from holdfast.cluster.peers.rpc import Refused
 from holdfast.cluster.snapshotting.service import Snapshots
 from holdfast.cluster.values.shared_store import Objects
 from holdfast.log.errors import ProposalError
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.snapshots.backups import digest_of, part_name
 from holdfast.snapshots.cut import cut_blocking
 from holdfast.snapshots.errors import Cancelled, NotFound, SnapshotError, StoreFailed
@@ -85,13 +86,13 @@ class Copy:
 class Round:
     """This node's part in one round of one backup."""
 
-    copies: dict[int, Copy]
+    copies: dict[PartitionNumber, Copy]
     asked_at: float
     sending: asyncio.Task[None] | None = None
 
 
 class Copies:
-    def __init__(self, home: Snapshots, objects: Objects, hosted: Mapping[int, Partition]) -> None:
+    def __init__(self, home: Snapshots, objects: Objects, hosted: Mapping[PartitionNumber, Partition]) -> None:
         self._home = home
         self._objects = objects
         self._hosted = hosted

@@ -35,6 +35,7 @@ from holdfast.cluster.errors import BadRequest, Conflict, Forbidden, NotFound
 from holdfast.cluster.peers.rpc import Refused, Unanswered
 from holdfast.cluster.snapshotting.service import Snapshots
 from holdfast.log.errors import ProposalError
+from holdfast.sdk.ids import PartitionNumber, numbers_of
 from holdfast.snapshots.backups import (
     BEGUN,
     MANIFEST,
@@ -95,7 +96,7 @@ class Job:
     rounds: int = 0
     error: str | None = None
     held_ms: float | None = None
-    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    rows: dict[PartitionNumber, dict[str, Any]] = field(default_factory=dict)
     manifest: Manifest | None = None
     ended_ms: int | None = None
     task: asyncio.Task[None] | None = None
@@ -179,7 +180,7 @@ class Backups:
         copies: Copies,
         *,
         partitions: int,
-        leader: Callable[[int], str | None],
+        leader: Callable[[PartitionNumber], str | None],
         meta: Callable[[], MetaState],
         meta_fresh: Callable[[], Awaitable[None]],
         connected: Callable[[], Collection[str]],
@@ -195,7 +196,7 @@ class Backups:
         self._stopping = False
         self.newest = NewestBackup(home.config.data, home.rpc, connected)
         #: Checks that the marks of all partitions are consistent with each other.
-        self.why_not_together: Callable[[Mapping[int, Marks]], str | None] = why_not_together
+        self.why_not_together: Callable[[Mapping[PartitionNumber, Marks]], str | None] = why_not_together
         home.rpc.serve("backup-show", self._serve_show)
         home.rpc.serve("backup-cancel", self._serve_cancel)
 
@@ -307,7 +308,7 @@ class Backups:
         why = ""
         for job.rounds in range(1, TRIES + 1):
             token = f"{job.id}/{job.rounds}"
-            by_node: dict[str, list[int]] = {}
+            by_node: dict[str, list[PartitionNumber]] = {}
             try:
                 by_node = await self._leaders(job)
                 parts, meta = await self._round(job, token, by_node)
@@ -324,14 +325,14 @@ class Backups:
             await asyncio.sleep(RETRY_S * job.rounds)
         raise BackupFailed(f"gave up after {TRIES} attempts: {why}")
 
-    async def _leaders(self, job: Job) -> dict[str, list[int]]:
+    async def _leaders(self, job: Job) -> dict[str, list[PartitionNumber]]:
         """The partitions, by leader."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LEADERS_S
         while True:
-            by_node: dict[str, list[int]] = {}
+            by_node: dict[str, list[PartitionNumber]] = {}
             headless = []
-            for number in range(self._partitions):
+            for number in numbers_of(self._partitions):
                 leader = self._leader(number)
                 if leader is None:
                     headless.append(number)
@@ -345,7 +346,9 @@ class Backups:
             job.doing = f"waiting for a leader of partitions {headless}"
             await asyncio.sleep(POLL_S)
 
-    async def _round(self, job: Job, token: str, by_node: Mapping[str, list[int]]) -> tuple[list[Part], bytes]:
+    async def _round(
+        self, job: Job, token: str, by_node: Mapping[str, list[PartitionNumber]]
+    ) -> tuple[list[Part], bytes]:
         job.doing = "finding a point in time"
         try:
             await self._meta_fresh()
@@ -365,7 +368,9 @@ class Backups:
         await self._all(by_node, "backup-send", lambda _: [token, job.url, f"{job.id}/"])
         return await self._sent(job, token, by_node), meta
 
-    async def _begin(self, job: Job, token: str, by_node: Mapping[str, list[int]]) -> dict[int, Marks]:
+    async def _begin(
+        self, job: Job, token: str, by_node: Mapping[str, list[PartitionNumber]]
+    ) -> dict[PartitionNumber, Marks]:
         """Have every partition open a read transaction, and return the marks in them."""
         began = self._home.clock.monotonic_s()
         try:
@@ -378,13 +383,13 @@ class Backups:
             await self._all(by_node, "backup-release", lambda numbers: [token, numbers], quietly=True)
             job.held_ms = (self._home.clock.monotonic_s() - began) * 1000
         marks = {number: Marks(*rest) for answer in answers for number, *rest in answer}
-        assert set(marks) == set(range(self._partitions)), "every partition was asked"
+        assert set(marks) == set(numbers_of(self._partitions)), "every partition was asked"
         return marks
 
-    async def _hold(self, token: str, by_node: Mapping[str, list[int]]) -> None:
+    async def _hold(self, token: str, by_node: Mapping[str, list[PartitionNumber]]) -> None:
         await self._all(by_node, "backup-hold", lambda numbers: [token, numbers, HOLD_S])
 
-    async def _sent(self, job: Job, token: str, by_node: Mapping[str, list[int]]) -> list[Part]:
+    async def _sent(self, job: Job, token: str, by_node: Mapping[str, list[PartitionNumber]]) -> list[Part]:
         """Wait until every copy is in the store."""
         answered = dict.fromkeys(by_node, self._home.clock.monotonic_s())
         while True:
@@ -459,9 +464,9 @@ class Backups:
 
     async def _all(
         self,
-        by_node: Mapping[str, list[int]],
+        by_node: Mapping[str, list[PartitionNumber]],
         method: str,
-        argument: Callable[[list[int]], Any],
+        argument: Callable[[list[PartitionNumber]], Any],
         *,
         quietly: bool = False,
     ) -> list[Any]:
@@ -483,7 +488,7 @@ class Backups:
 
 
 def _row(
-    number: int,
+    number: PartitionNumber,
     node: str | None,
     doing: str = WAITING,
     done: int = 0,

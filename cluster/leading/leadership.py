@@ -22,7 +22,7 @@ from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.values.janitor import Janitor
 from holdfast.cluster.values.shared_store import Objects
 from holdfast.log.errors import ProposalError
-from holdfast.sdk.ids import NO_INVOCATION, DeploymentId, InvocationId
+from holdfast.sdk.ids import NO_INVOCATION, DeploymentId, InvocationId, PartitionNumber
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import (
     CALL_DEPTH_MAX,
@@ -99,7 +99,7 @@ class Leadership:
         self._scanning = False
         self._search = Search()
         self._alarm = Alarm(partition)
-        self._outboxes: dict[int, Outbox] = {}
+        self._outboxes: dict[PartitionNumber, Outbox] = {}
         self._objects = objects
         self._janitor = Janitor(partition, objects)
         self._notices = Notices(partition, courier)
@@ -326,7 +326,7 @@ class Leadership:
 
     # -- outboxes ------------------------------------------------------------------------------------------------------
 
-    def flush(self, target: int) -> None:
+    def flush(self, target: PartitionNumber) -> None:
         outbox = self._outboxes.get(target)
         if outbox is None:
             outbox = self._outboxes[target] = Outbox(self.partition, self._router, self._objects, target)

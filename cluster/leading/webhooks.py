@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from holdfast.cluster.leading.courier import Courier
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.peers.rpc import Refused, Rpc, Unanswered
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.statemachine import queries
 from holdfast.statemachine.webhooks import HookId, name_of
 
@@ -57,10 +58,10 @@ class Farings:
     def __init__(
         self,
         courier: Courier,
-        hosted: Mapping[int, Partition],
+        hosted: Mapping[PartitionNumber, Partition],
         rpc: Rpc,
         *,
-        leads: Callable[[int], bool],
+        leads: Callable[[PartitionNumber], bool],
         connected: Callable[[], Collection[str]],
         now_ms: Callable[[], int],
     ) -> None:

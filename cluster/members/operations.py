@@ -12,6 +12,7 @@ from holdfast.cluster.members.handover import CannotMove, Handover
 from holdfast.cluster.registry.registry import Registry
 from holdfast.cluster.routing.router import Router
 from holdfast.log.errors import NotLeader
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.statemachine.effects import Code
 from holdfast.statemachine.members import (
     ACTIVE,
@@ -46,7 +47,7 @@ class Operations:
         *,
         fresh: Callable[[], Any],
         meta_members: Callable[[], Collection[str]],
-        members_here: Callable[[int], Collection[str]],
+        members_here: Callable[[PartitionNumber], Collection[str]],
     ) -> None:
         """`members_here`: of a partition, as its replica on this node knows them; empty if there is none."""
         self._members_here = members_here
@@ -101,7 +102,7 @@ class Operations:
         await self._propose(SetNodeState(name, REMOVED))
         return self.show(membership.nodes[name])
 
-    async def transfer(self, number: int, to: str | None) -> dict[str, Any]:
+    async def transfer(self, number: PartitionNumber, to: str | None) -> dict[str, Any]:
         if not 0 <= number < self._router.count:
             raise NotFound(f"there is no partition {number}", f"partitions are numbered 0 to {self._router.count - 1}")
         try:

@@ -10,6 +10,7 @@ from holdfast.cluster.members.handover import Handover, _Hold
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.peers.rpc import Rpc
 from holdfast.log.node import Group
+from holdfast.sdk.ids import PartitionNumber
 
 
 class Undecided:
@@ -68,7 +69,7 @@ class Held:
 
 async def test_a_partition_is_not_held_for_a_newcomer_that_fell_behind_again() -> None:
     """The log asks only once: waiting for its answer must not keep attempts from beginning."""
-    leadership, moving = Held(), set[int]()
+    leadership, moving = Held(), set[PartitionNumber]()
     group = SimpleNamespace(is_leader=True, nudge=lambda: None)
     partition = cast(Partition, SimpleNamespace(number=3, leadership=leadership, group=group))
     hold = _Hold(partition, moving)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from holdfast.sdk.ids import DeploymentId, InvocationId
+from holdfast.sdk.ids import DeploymentId, InvocationId, PartitionNumber
 from holdfast.sdk.journal import Op
 from holdfast.statemachine import queries, refs
 from holdfast.statemachine.blobs import CHUNK_BYTES, KEEP_MS, object_name
@@ -262,7 +262,7 @@ def _other(random: Random) -> Command:
             return AttachTo(which, _ident(random), random.randrange(5))
         case 12:
             messages = [encode_command(_invoke(random)), encode_command(Cancel(which))]
-            return Deliver(random.randrange(2), _number(random, 4), messages)
+            return Deliver(PartitionNumber(random.randrange(2)), _number(random, 4), messages)
         case _:
             bytes_max = random.choice([5000, 2 * CHUNK_BYTES])
             limits = SetLimits(
@@ -273,7 +273,11 @@ def _other(random: Random) -> Command:
                 bytes_max,
                 random.randrange(5),
             )
-            return limits if random.random() < 0.1 else TrimOutbox(random.randrange(2), _number(random, 9))
+            return (
+                limits
+                if random.random() < 0.1
+                else TrimOutbox(PartitionNumber(random.randrange(2)), _number(random, 9))
+            )
 
 
 def _timers(random: Random) -> Command:

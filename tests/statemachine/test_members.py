@@ -7,6 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.statemachine import meta
 from holdfast.statemachine.members import (
     ACTIVE,
@@ -122,7 +123,7 @@ def test_a_partition_short_of_replicas_gets_one_although_another_is_dead() -> No
     membership = founded({"n1": "", "n2": ""}, partitions=1, replication=3)
     membership.put(PutNode("n3", "", "n3:1"))
 
-    after = next_change(membership, 0, ready={"n3"}, present={"n1", "n3"})
+    after = next_change(membership, PartitionNumber(0), ready={"n3"}, present={"n1", "n3"})
 
     assert after == ("n1", "n2", "n3")
 
@@ -130,13 +131,13 @@ def test_a_partition_short_of_replicas_gets_one_although_another_is_dead() -> No
 def test_a_dead_replica_is_removed_first_if_there_are_too_many_or_several_leave() -> None:
     membership = founded({"n1": "", "n2": "", "n3": "", "n4": ""}, partitions=1, replication=4)
     membership.replication = 3
-    assert next_change(membership, 0, ready=(), present={"n1", "n2", "n4"}) == ("n1", "n2", "n4")
+    assert next_change(membership, PartitionNumber(0), ready=(), present={"n1", "n2", "n4"}) == ("n1", "n2", "n4")
 
     membership = founded({f"n{number}": "" for number in range(1, 6)}, partitions=1)
-    members = membership.table[0].members
+    members = membership.table[PartitionNumber(0)].members
     for name in members[:2]:
         membership.set_state(SetNodeState(name, LEAVING))
-    after = next_change(membership, 0, ready={"n4"}, present={members[0], members[2], "n4"})
+    after = next_change(membership, PartitionNumber(0), ready={"n4"}, present={members[0], members[2], "n4"})
     assert after == (members[0], members[2], "n4")
 
 
@@ -188,12 +189,12 @@ def test_the_last_node_cannot_be_removed_and_a_removed_name_is_not_reused() -> N
 
 def test_late_reports_of_a_partition_change_nothing() -> None:
     membership = founded({"n1": "", "n2": "", "n3": ""})
-    assert membership.assign(AssignPartition(0, ["n3", "n1"], 2)).code == 0
+    assert membership.assign(AssignPartition(PartitionNumber(0), ["n3", "n1"], 2)).code == 0
 
-    assert membership.assign(AssignPartition(0, ["n1", "n2", "n3"], 1)).code == 200
-    assert membership.assign(AssignPartition(99, ["n1"], 1)).code == 404
+    assert membership.assign(AssignPartition(PartitionNumber(0), ["n1", "n2", "n3"], 1)).code == 200
+    assert membership.assign(AssignPartition(PartitionNumber(99), ["n1"], 1)).code == 404
 
-    assert membership.table[0].members == ("n1", "n3")
+    assert membership.table[PartitionNumber(0)].members == ("n1", "n3")
 
 
 @given(st.data())
