@@ -180,6 +180,15 @@ def _hear(ended: asyncio.Future[T]) -> None:
         ended.exception()
 
 
+def _fulfil(future: Future[T], function: Callable[[], T]) -> None:
+    try:
+        result = function()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
 class Threads(Executor):
     """A thread of its own for each piece of work, which does not keep the process from ending.
 
@@ -194,12 +203,7 @@ class Threads(Executor):
         future: Future[T] = Future()
 
         def run() -> None:
-            try:
-                result = function(*args, **options)
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+            _fulfil(future, lambda: function(*args, **options))
 
         threading.Thread(target=run, name=self._name, daemon=True).start()
         return future
@@ -224,14 +228,8 @@ class FewThreads(Executor):
         future: Future[T] = Future()
 
         def work() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                result = function(*args, **options)
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+            if future.set_running_or_notify_cancel():
+                _fulfil(future, lambda: function(*args, **options))
 
         with self._lock:
             if self._is_shut:

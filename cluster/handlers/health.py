@@ -6,14 +6,13 @@ For the whole picture it asks all connected nodes, and leaves out those that are
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
-from holdfast.cluster.peers.rpc import Refused, Rpc, Unanswered
+from holdfast.cluster.peers.rpc import Rpc
+from holdfast.cluster.peers.survey import ask_all
 from holdfast.sdk.ids import DeploymentId, InvocationId
 
-ASK_S: Final = 1.0  # How long an operator's request waits for silent nodes.
 _METHOD: Final = "endpoint-health"
 
 
@@ -68,20 +67,15 @@ class Healths:
     ) -> list[Health]:
         """What the nodes that answer in time know, sorted by deployment and node."""
 
-        async def ask(peer: str) -> list[Health]:
-            try:
-                async with asyncio.timeout(ASK_S):
-                    argument = deployment if invocation is None else [deployment, invocation]
-                    rows = await self._rpc.ask(peer, _METHOD, argument)
-                found = [Health(*row[: len(Health._fields)]) for row in rows]
-            except (Refused, Unanswered, TimeoutError, TypeError):
-                return []  # It is down, or runs a release that does not understand the call.
+        def read(rows: Any) -> list[Health]:
+            found = [Health(*row[: len(Health._fields)]) for row in rows]
             # A release that does not know the question about an invocation answers for all deployments.
             return [each for each in found if deployment in (None, each.deployment)]
 
-        answers = await asyncio.gather(*(ask(peer) for peer in list(self._connected())))
+        argument = deployment if invocation is None else [deployment, invocation]
+        answers = await ask_all(self._rpc, self._connected(), _METHOD, argument, read=read)
         return sorted(
-            [*self.here(deployment, invocation), *(each for answer in answers for each in answer)], key=_order
+            [*self.here(deployment, invocation), *(each for answer in answers.values() for each in answer)], key=_order
         )
 
     async def _serve(self, peer: str, argument: Any) -> Any:

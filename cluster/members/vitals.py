@@ -6,13 +6,12 @@ answer.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection
 from typing import Any, Final, NamedTuple
 
-from holdfast.cluster.peers.rpc import Refused, Rpc, Unanswered
+from holdfast.cluster.peers.rpc import Rpc
+from holdfast.cluster.peers.survey import ask_all
 
-ASK_S: Final = 1.0  # How long an operator's request waits for silent nodes.
 _METHOD: Final = "vitals"
 
 
@@ -54,15 +53,10 @@ class AllVitals:
     async def everywhere(self) -> dict[str, Vitals]:
         """Those of the nodes that answer in time, by name."""
 
-        async def ask(peer: str) -> Vitals | None:
-            try:
-                async with asyncio.timeout(ASK_S):
-                    row = await self._rpc.ask(peer, _METHOD, None)
-                return Vitals(*row[: len(Vitals._fields)])
-            except (Refused, Unanswered, TimeoutError, TypeError):
-                return None  # It is down, or runs a release that does not understand the call.
+        def read(row: Any) -> Vitals:
+            return Vitals(*row[: len(Vitals._fields)])
 
-        peers = list(self._connected())
-        answers = await asyncio.gather(*(ask(peer) for peer in peers))
-        found = {peer: answer for peer, answer in zip(peers, answers, strict=True) if answer is not None}
-        return {self._node: self._here(), **found}
+        return {
+            self._node: self._here(),
+            **await ask_all(self._rpc, self._connected(), _METHOD, None, read=read),
+        }
