@@ -43,7 +43,7 @@ from holdfast.log import engine
 from holdfast.log.messages import GroupId
 from holdfast.log.node import Group, LogNode
 from holdfast.log.replica import Machine
-from holdfast.sdk.ids import PartitionNumber
+from holdfast.sdk.ids import NodeId, PartitionNumber
 from holdfast.snapshots.work import in_thread
 
 
@@ -182,7 +182,7 @@ class _Base(NamedTuple):
 def _around(
     base: _Base,
     plan: Plan | None,
-    heard: Mapping[str, HostPort],
+    heard: Mapping[NodeId, HostPort],
     *,
     timing: Timing,
     certificates: Certificates,

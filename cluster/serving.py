@@ -30,7 +30,7 @@ from holdfast.cluster.routing.watches import Watches
 from holdfast.cluster.snapshotting.complaints import Complaints
 from holdfast.log.node import Group
 from holdfast.log.replica import Machine
-from holdfast.sdk.ids import PartitionNumber, numbers_of
+from holdfast.sdk.ids import NodeId, PartitionNumber, numbers_of
 
 
 class Serving:
@@ -91,7 +91,7 @@ class Serving:
     def _make_members(self) -> None:
         ground, meta, hosted = self._ground, self._ground.meta, self._ground.replicas.hosted
         self.handover = Handover(
-            ground.config.node,
+            NodeId(ground.config.node),
             hosted,
             ground.rpc,
             meta_group=self._ground.meta_group,
@@ -102,7 +102,7 @@ class Serving:
             on_round=self._on_round,
         )
         self.controller = Controller(
-            ground.config.node,
+            NodeId(ground.config.node),
             hosted,
             ground.rpc,
             self.handover,
@@ -171,7 +171,7 @@ class Serving:
     def _make_clients(self, closed: Callable[[], str]) -> None:
         ground, meta = self._ground, self._ground.meta
         self.health = Health(
-            ground.config.node,
+            NodeId(ground.config.node),
             log=ground.log,
             meta=meta,
             removal=ground.removal,

@@ -147,7 +147,7 @@ class Group:
         return self._node.host.replicas[self.id].engine.is_leader
 
     @property
-    def leader(self) -> str | None:
+    def leader(self) -> NodeId | None:
         return self._node.host.replicas[self.id].engine.leader
 
     @property
@@ -350,7 +350,7 @@ class LogNode:
     def links(self) -> dict[str, LinkStatus]:
         return self._links.status()
 
-    def connected(self) -> Collection[str]:
+    def connected(self) -> Collection[NodeId]:
         """The peers with a session."""
         return self.host.sessions.keys()
 

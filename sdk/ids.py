@@ -16,6 +16,8 @@ ObjectId = NewType("ObjectId", bytes)
 PartitionKey = NewType("PartitionKey", bytes)
 #: From 0; the group of the log with its entries has another number (`cluster/groups.py`).
 PartitionNumber = NewType("PartitionNumber", int)
+#: The name of a node.
+NodeId = NewType("NodeId", str)
 #: dp_…: an endpoint with the services that it offered when it was registered.
 DeploymentId = NewType("DeploymentId", str)
 #: What belongs to a partition: an invocation, or a key.

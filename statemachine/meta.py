@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, assert_never
 
 import msgpack
 
-from holdfast.sdk.ids import DeploymentId
+from holdfast.sdk.ids import DeploymentId, NodeId
 from holdfast.statemachine.access import CreateToken, NoteTokenUse, RevokeToken, RotateToken, Tokens
 from holdfast.statemachine.audit import RecordActs, Trail, read_acts
 from holdfast.statemachine.effects import Code, Result
@@ -101,7 +101,7 @@ class FoundCluster(NamedTuple):
 
     cluster: str
     partitions: int
-    founders: list[str] = []  # noqa: RUF012 - never changed in place
+    founders: list[NodeId] = []  # noqa: RUF012 - never changed in place
     replication: int = 3
     level: int = FIRST  # every founder supports it; see `levels`
 
@@ -149,7 +149,7 @@ class RestoreCluster(NamedTuple):
     """
 
     cluster: str
-    placement: list[list[str]]
+    placement: list[list[NodeId]]
     replication: int
     offers: dict[str, list[DeploymentId]]
     revisions: dict[str, int]
@@ -419,7 +419,7 @@ def _restore(state: MetaState, command: RestoreCluster) -> Outcome:
     return Outcome(Result())
 
 
-def restored(old: MetaState, *, cluster: str, placement: list[list[str]], replication: int) -> list[MetaCommand]:
+def restored(old: MetaState, *, cluster: str, placement: list[list[NodeId]], replication: int) -> list[MetaCommand]:
     """The commands, in order, that give a new cluster what the old one knew, except for its nodes."""
     return [
         *(RestoreDeployment(*deployment) for deployment in old.deployments.values()),

@@ -20,7 +20,7 @@ JOURNAL = ("holdfast.sdk.ids", "holdfast.sdk.journal")
 # Room -> what of ours it may import besides itself. An entry covers everything below it.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "sdk": (),
-    "log": ("holdfast.sdk.bounds",),
+    "log": ("holdfast.sdk.bounds", "holdfast.sdk.ids"),
     "console": (),
     "statemachine": JOURNAL,
     "snapshots": ("holdfast.log", "holdfast.statemachine", *JOURNAL, "holdfast.sdk.bounds"),

@@ -15,7 +15,7 @@ from holdfast.cluster.members.operations import Operations, read_node
 from holdfast.cluster.peers.rpc import Refused, Unanswered
 from holdfast.cluster.routing.router import Router
 from holdfast.cluster.snapshotting.service import Snapshots
-from holdfast.sdk.ids import PartitionNumber
+from holdfast.sdk.ids import NodeId, PartitionNumber
 from holdfast.snapshots.errors import SnapshotError
 from holdfast.statemachine.access import ADMIN, permits
 
@@ -95,14 +95,14 @@ class ClusterAdmin:
 
     async def on_drain(self, request: AdminRequest) -> Answer:
         move = Parameters(request, "move").truth("move")
-        return json_answer(200, await self._operations.drain(request.path["name"], move=move))
+        return json_answer(200, await self._operations.drain(NodeId(request.path["name"]), move=move))
 
     async def on_undrain(self, request: AdminRequest) -> Answer:
-        return json_answer(200, await self._operations.undrain(request.path["name"]))
+        return json_answer(200, await self._operations.undrain(NodeId(request.path["name"])))
 
     async def on_remove_node(self, request: AdminRequest) -> Answer:
         force = Parameters(request, "force").truth("force")
-        return json_answer(200, await self._operations.remove(request.path["name"], force=force))
+        return json_answer(200, await self._operations.remove(NodeId(request.path["name"]), force=force))
 
     async def on_transfer(self, request: AdminRequest) -> Answer:
         text = request.path["partition"]

@@ -30,7 +30,7 @@ from holdfast.cluster.config import BadConfig, Config, founders_of
 from holdfast.cluster.groups import group_of
 from holdfast.cluster.members.founding import Founding, read_founding, write_founding
 from holdfast.log.errors import WrongDirectory
-from holdfast.sdk.ids import PartitionNumber, numbers_of
+from holdfast.sdk.ids import NodeId, PartitionNumber, numbers_of
 from holdfast.snapshots.backups import Manifest, fetch_part, read_meta
 from holdfast.snapshots.errors import Cancelled, SnapshotError
 from holdfast.snapshots.files import (
@@ -65,7 +65,7 @@ class Restored(NamedTuple):
     already: bool  # It was restored before, and not started since.
 
 
-def places_of(partitions: int, founders: tuple[str, ...], replication: int) -> list[list[str]]:
+def places_of(partitions: int, founders: tuple[NodeId, ...], replication: int) -> list[list[NodeId]]:
     """The members of each partition. Zones are not known yet: nodes report them later, and replicas move then."""
     membership = Membership()
     membership.found(partitions=partitions, founders=founders, replication=replication)
@@ -98,7 +98,11 @@ def restore(
     data, founders = config.data, founders_of(config)
     identity = identify(config, manifest)
     founding = Founding(
-        cluster=config.cluster, node=config.node, founders=founders, partitions=manifest.partitions, restored=identity
+        cluster=config.cluster,
+        node=NodeId(config.node),
+        founders=founders,
+        partitions=manifest.partitions,
+        restored=identity,
     )
     if config.node not in founders:
         raise BadConfig(

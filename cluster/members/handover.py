@@ -27,7 +27,7 @@ from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.peers.rpc import Refused, Rpc, Unanswered
 from holdfast.log.errors import NoRoomHere, NotLeader, ProposalError
 from holdfast.log.node import Group
-from holdfast.sdk.ids import PartitionNumber
+from holdfast.sdk.ids import NodeId, PartitionNumber
 from holdfast.statemachine.members import ACTIVE, Membership
 
 logger = logging.getLogger(__name__)
@@ -51,13 +51,13 @@ class Handover:
 
     def __init__(
         self,
-        node: str,
+        node: NodeId,
         hosted: Mapping[PartitionNumber, Partition],
         rpc: Rpc,
         *,
         meta_group: Callable[[], Group],
         membership: Callable[[], Membership],
-        connected: Callable[[], Collection[str]],
+        connected: Callable[[], Collection[NodeId]],
         hint: Callable[[PartitionNumber, str], None],
         no_room: Callable[[], str | None] = lambda: None,
         on_round: Callable[[], None] = lambda: None,
@@ -204,13 +204,13 @@ class Handover:
 
     # -- moving ------------------------------------------------------------------------------------------------------
 
-    def _successors(self, group: Group, *, lag_max: int | None = None) -> list[str]:
+    def _successors(self, group: Group, *, lag_max: int | None = None) -> list[NodeId]:
         """The nodes that may lead instead of us, most advanced first. If we stop, any node is better than none."""
         status = group.status()
         match: Mapping[Any, int] = status.match
         nodes = self._membership().nodes
         connected = self._connected()
-        able: list[str] = [
+        able: list[NodeId] = [
             name
             for name in status.members
             if name != self._node
@@ -262,7 +262,7 @@ class Handover:
             if leadership is not None and group.is_leader and partition.leadership is leadership:
                 leadership.release()
 
-    async def change_members(self, partition: Partition, members: tuple[str, ...], seconds: float) -> None:
+    async def change_members(self, partition: Partition, members: tuple[NodeId, ...], seconds: float) -> None:
         """Seal a partition that we lead. Raises ProposalError.
 
         Sealing begins a new term, so the partition is held as for a handover, once the new member has caught up."""

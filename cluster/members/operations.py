@@ -12,7 +12,7 @@ from holdfast.cluster.members.handover import CannotMove, Handover
 from holdfast.cluster.registry.registry import Registry
 from holdfast.cluster.routing.router import Router
 from holdfast.log.errors import NotLeader
-from holdfast.sdk.ids import PartitionNumber
+from holdfast.sdk.ids import NodeId, PartitionNumber
 from holdfast.statemachine.effects import Code
 from holdfast.statemachine.members import (
     ACTIVE,
@@ -33,7 +33,7 @@ ADD_HINT: Final = 'give a name and host:port of its peer link, as in {"name": "n
 
 def read_node(name: Any, address: Any, zone: Any) -> PutNode:
     try:
-        return PutNode(read_name(name), read_zone(zone), str(read_host_port(address)))
+        return PutNode(NodeId(read_name(name)), read_zone(zone), str(read_host_port(address)))
     except ValueError as error:
         raise BadRequest(str(error), ADD_HINT) from None
 
@@ -72,7 +72,7 @@ class Operations:
         await self._propose(command)
         return self.show(self._membership.nodes[command.name])
 
-    async def drain(self, name: str, *, move: bool) -> dict[str, Any]:
+    async def drain(self, name: NodeId, *, move: bool) -> dict[str, Any]:
         """Move all leaderships off a node, and with `move` also its replicas. Returns when the node leads nothing."""
         await self._propose(SetNodeState(name, LEAVING if move else DRAINING))
         loop = asyncio.get_running_loop()
@@ -81,11 +81,11 @@ class Operations:
             await asyncio.sleep(0.02)
         return self.show(self._membership.nodes[name])
 
-    async def undrain(self, name: str) -> dict[str, Any]:
+    async def undrain(self, name: NodeId) -> dict[str, Any]:
         await self._propose(SetNodeState(name, ACTIVE))
         return self.show(self._membership.nodes[name])
 
-    async def remove(self, name: str, *, force: bool) -> dict[str, Any]:
+    async def remove(self, name: NodeId, *, force: bool) -> dict[str, Any]:
         """Remove a node permanently. Other nodes replace its replicas."""
         await self._fresh()
         membership = self._membership
@@ -115,7 +115,7 @@ class Operations:
 
     async def _propose(self, command: MetaCommand) -> None:
         result = (await self._registry.propose(command)).result
-        known = self._membership.nodes.get(getattr(command, "name", ""))
+        known = self._membership.nodes.get(getattr(command, "name", NodeId("")))
         is_gone = known is not None and known.state == REMOVED
         match result.code:
             case Code.NOT_FOUND:
@@ -125,7 +125,7 @@ class Operations:
             case Code.FULL:
                 raise Full(result.message)
 
-    def _holds(self, name: str) -> int:
+    def _holds(self, name: NodeId) -> int:
         """By the table, and by the logs of the partitions: the table learns of a change of members a moment later."""
         table = self._membership.table
         return sum(name in each.members or name in self._members_here(number) for number, each in table.items())

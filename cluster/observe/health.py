@@ -12,7 +12,7 @@ from holdfast.cluster.registry.machine import MetaMachine
 from holdfast.cluster.routing.arrears import Arrears
 from holdfast.cluster.routing.router import Router
 from holdfast.log.node import LogNode
-from holdfast.sdk.ids import PartitionNumber, numbers_of
+from holdfast.sdk.ids import NodeId, PartitionNumber, numbers_of
 from holdfast.statemachine.members import REMOVED
 from holdfast.statemachine.pauses import describe, resume_command
 
@@ -24,7 +24,7 @@ class Health:
 
     def __init__(
         self,
-        node: str,
+        node: NodeId,
         *,
         log: LogNode,
         meta: MetaMachine,

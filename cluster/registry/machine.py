@@ -11,7 +11,7 @@ from holdfast.cluster.clock import Clock
 from holdfast.cluster.entropy import Entropy
 from holdfast.log.engine import Snapshot
 from holdfast.log.replica import Committed
-from holdfast.sdk.ids import DeploymentId, PartitionNumber
+from holdfast.sdk.ids import DeploymentId, NodeId, PartitionNumber
 from holdfast.statemachine import meta
 from holdfast.statemachine.access import NoteTokenUse
 from holdfast.statemachine.audit import RecordActs
@@ -106,7 +106,7 @@ class MetaMachine:
             for callback in self.on_change:
                 callback()
 
-    def replicas(self, number: PartitionNumber) -> tuple[str, ...]:
+    def replicas(self, number: PartitionNumber) -> tuple[NodeId, ...]:
         """The nodes that have a partition, by the cluster's table."""
         replicas = self.state.membership.table.get(number)
         return replicas.members if replicas is not None else ()

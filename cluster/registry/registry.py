@@ -31,7 +31,7 @@ from holdfast.cluster.registry.machine import MetaMachine, Target
 from holdfast.cluster.registry.offer import Discover
 from holdfast.cluster.registry.preview import Preview, preview
 from holdfast.log.errors import ProposalError
-from holdfast.sdk.ids import DeploymentId
+from holdfast.sdk.ids import DeploymentId, NodeId
 from holdfast.statemachine.effects import Code
 from holdfast.statemachine.levels import FIRST
 from holdfast.statemachine.meta import (
@@ -166,7 +166,13 @@ class Registry:
             self.machine.forget(sequence)
 
     async def found(
-        self, *, cluster: str, partitions: int, founders: Sequence[str] = (), replication: int = 3, level: int = FIRST
+        self,
+        *,
+        cluster: str,
+        partitions: int,
+        founders: Sequence[NodeId] = (),
+        replication: int = 3,
+        level: int = FIRST,
     ) -> MetaState:
         """Record the settings of a new cluster, unless they are recorded. The state has the result."""
         await self.propose(

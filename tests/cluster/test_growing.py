@@ -19,7 +19,7 @@ from holdfast.cluster.members import controller, leftovers
 from holdfast.log.errors import NoRoomHere
 from holdfast.log.host import Host
 from holdfast.log.messages import GroupId
-from holdfast.sdk.ids import PartitionNumber
+from holdfast.sdk.ids import NodeId, PartitionNumber
 from tests.cluster.harness import PATIENCE_S, FakeEndpoint, eventually
 from tests.cluster.load import COUNTER, Load
 from tests.cluster.test_store_faults import place
@@ -56,7 +56,7 @@ class Growing:
     def urls(self) -> list[str]:
         return [seat.node.doors.urls.ingress for seat in self.up()]
 
-    def table(self) -> dict[PartitionNumber, tuple[str, ...]]:
+    def table(self) -> dict[PartitionNumber, tuple[NodeId, ...]]:
         """The table that all running nodes agree on; empty if they do not agree yet."""
         tables = [
             {number: each.members for number, each in seat.node.ground.meta.state.membership.table.items()}

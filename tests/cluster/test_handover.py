@@ -10,7 +10,7 @@ from holdfast.cluster.members.handover import Handover, _Hold
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.peers.rpc import Rpc
 from holdfast.log.node import Group
-from holdfast.sdk.ids import PartitionNumber
+from holdfast.sdk.ids import NodeId, PartitionNumber
 
 
 class Undecided:
@@ -34,7 +34,7 @@ async def test_a_transfer_that_the_log_gave_up_is_not_waited_for() -> None:
     """The partition is held during the transfer: no attempt begins."""
     nobody: Any = None
     handover = Handover(
-        "n1",
+        NodeId("n1"),
         {},
         Rpc(lambda *_: False),
         meta_group=lambda: nobody,

@@ -13,7 +13,7 @@ import aiohttp
 
 from holdfast.cluster.node import Node
 from holdfast.sdk import Context, Server, Service, current_step
-from holdfast.sdk.ids import PartitionNumber
+from holdfast.sdk.ids import NodeId, PartitionNumber
 from tests.cluster.harness import PATIENCE_S, eventually
 from tests.cluster.load import COUNTER
 from tests.cluster.test_growing import Growing, growing
@@ -221,7 +221,7 @@ async def test_a_change_of_members_repeats_no_step(tmp_path: Path) -> None:
                 partition = leader.ground.replicas.hosted[PartitionNumber(turn % 4)]
                 members, term = {*partition.group.status().members}, partition.group.term
                 leaving = sorted(members - {leader.config.node})[turn % 2]
-                wanted = tuple(sorted({*names} - {leaving}))
+                wanted = tuple(sorted(NodeId(name) for name in {*names} - {leaving}))
                 await leader.serving.handover.change_members(partition, wanted, PATIENCE_S)
                 assert set(partition.group.status().members) == {*wanted}
                 after = await eventually(partial(leading, cluster, turn % 4))

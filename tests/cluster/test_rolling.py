@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from holdfast.sdk.ids import PartitionNumber
+from holdfast.sdk.ids import NodeId, PartitionNumber
 from tests.cluster.harness import PATIENCE_S, eventually
 from tests.cluster.load import COUNTER, Load
 from tests.cluster.test_three_nodes import NAMES, Three, three
@@ -103,7 +103,7 @@ async def test_a_drained_node_leads_nothing_until_it_is_taken_back(tmp_path: Pat
 
             assert (await ask(other, f"/cluster/nodes/{drained.name}/undrain"))[1]["state"] == "active"
             leader = (await cluster.leader(0)).node
-            await eventually(lambda: leader.ground.meta.state.membership.nodes[drained.name].state == "active")
+            await eventually(lambda: leader.ground.meta.state.membership.nodes[NodeId(drained.name)].state == "active")
             moved = await ask(other, f"/cluster/partitions/0/transfer?to={drained.name}")
             assert moved == (200, {"partition": 0, "leader": drained.name})
             await load.more()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.sdk.ids import DeploymentId
+from holdfast.sdk.ids import DeploymentId, NodeId
 from holdfast.statemachine import meta
 from holdfast.statemachine.access import ROLES, CreateToken, NoteTokenUse, RevokeToken, RotateToken
 from holdfast.statemachine.audit import Act, RecordActs
@@ -29,6 +29,8 @@ from holdfast.statemachine.meta import (
 )
 from holdfast.statemachine.pauses import Halt, Release
 from holdfast.statemachine.webhooks import CreateWebhook, DeleteWebhook
+
+M1, N1 = map(NodeId, ("m1", "n1"))
 
 DP_1 = DeploymentId("dp_1")
 DP_2 = DeploymentId("dp_2")
@@ -73,18 +75,21 @@ def test_only_the_first_founding_counts() -> None:
 
 def test_a_cluster_made_from_another_knows_its_deployments_and_none_of_its_nodes() -> None:
     old = state_after(
-        FoundCluster("old", 2, ["n1"], 1),
+        FoundCluster("old", 2, [N1], 1),
         RaiseLevel(2),
-        PutNode("n1", "", "10.0.0.1:1"),
+        PutNode(N1, "", "10.0.0.1:1"),
         register(OLD),
         register(NEW, metadata={"a": "b"}),
         register("http://third:1", service("other")),
     )
     commands = meta.restored(
-        meta.decode_state(meta.encode_state(old)), cluster="new", placement=[["m2", "m1"], ["m3"]], replication=2
+        meta.decode_state(meta.encode_state(old)),
+        cluster="new",
+        placement=[[NodeId("m2"), M1], [NodeId("m3")]],
+        replication=2,
     )
 
-    new = state_after(PutNode("m1", "rack", "10.0.0.2:1"), *(copied(command) for command in commands))
+    new = state_after(PutNode(M1, "rack", "10.0.0.2:1"), *(copied(command) for command in commands))
 
     assert (new.deployments, new.offers, new.revisions) == (old.deployments, old.offers, old.revisions)
     assert (new.cluster, new.partitions, new.membership.replication, new.level) == ("new", 2, 2, 2)
@@ -100,7 +105,7 @@ def copied(command: MetaCommand) -> MetaCommand:
 
 def test_a_cluster_is_restored_once_and_only_with_its_deployments() -> None:
     *deployments, cluster = meta.restored(
-        state_after(register(OLD), register(NEW)), cluster="new", placement=[["m1"]], replication=1
+        state_after(register(OLD), register(NEW)), cluster="new", placement=[[M1]], replication=1
     )
     state = MetaState()
 
@@ -183,7 +188,7 @@ def test_a_deployment_keeps_the_name_of_its_protocol() -> None:
     assert outcome.differences == ("the way to reach it changed",)
     (kept,) = meta.decode_state(meta.encode_state(state)).deployments.values()
     assert kept.protocol_name == "another"
-    (command, _) = meta.restored(state, cluster="new", placement=[["n1"]] * 8, replication=1)
+    (command, _) = meta.restored(state, cluster="new", placement=[[N1]] * 8, replication=1)
     sent = meta.decode(meta.encode(meta.Proposal(b"o", 1, 1, command))).command
     assert sent == command and isinstance(sent, meta.RestoreDeployment) and sent.protocol_name == "another"
 
