@@ -24,6 +24,7 @@ from holdfast.cli.events import events
 from holdfast.cli.identity import identity
 from holdfast.cli.invocations import invocations
 from holdfast.cli.log_level import log_level
+from holdfast.cli.logs import logs
 from holdfast.cli.objects import state
 from holdfast.cli.output import json_option, print_json
 from holdfast.cli.pauses import pause, resume
@@ -168,6 +169,7 @@ for command in (
     pause,
     resume,
     log_level,
+    logs,
     webhooks,
     profiles.profile,
     audit,
