@@ -101,9 +101,7 @@ class Doors:
         parts = [
             Pages(config, sessions),
             NodeAdmin(
-                unhealthy=serving.health.unhealthy,
-                warnings=serving.health.warnings,
-                metrics=self.metrics.scrape,
+                unhealthy=serving.health.unhealthy, warnings=serving.health.warnings, metrics=self.metrics.scrape
             ),
             DeploymentAdmin(registry, serving.reader, healths),
             ObjectAdmin(registry, serving.router, serving.reader, surveys),

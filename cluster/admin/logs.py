@@ -31,6 +31,7 @@ from holdfast.cluster.log_level import LEVELS
 from holdfast.cluster.log_ring import Place, Wanted
 from holdfast.sdk.ids import format_id
 
+_PARAMETERS: Final = ("level", "invocation", "node", "since", "until", "limit")
 #: How often a stream looks for new records.
 LOOK_S: Final = 0.25
 #: Of the id with which a client resumes: a few hundred nodes.
@@ -46,7 +47,7 @@ class LogAdmin:
         self._now_ms = now_ms
 
     async def on_logs(self, request: AdminRequest) -> Answer:
-        parameters = Parameters(request, "level", "invocation", "node", "since", "until", "limit")
+        parameters = Parameters(request, *_PARAMETERS)
         now_ms = self._now_ms()
         wanted = Wanted(
             _read_level(parameters.text("level")),
