@@ -127,7 +127,7 @@ def list_deployments(admin_url: str, as_json: bool) -> None:
             (
                 each["id"],
                 each["uri"],
-                _health(each),
+                health_of(each),
                 ", ".join(f"{service['name']}{'' if service['current'] else '*'}" for service in each["services"]),
                 each["in_flight"],
                 age(each["created_at"]),
@@ -140,7 +140,7 @@ def list_deployments(admin_url: str, as_json: bool) -> None:
         click.echo("* a newer deployment offers it")
 
 
-def _health(deployment: dict[str, Any]) -> str | None:
+def health_of(deployment: dict[str, Any]) -> str | None:
     """`ok`, or why the deployment is down or does not respond and for how long, or why attempts are held back; `idle` if no
     node has had anything for it yet."""
     health = deployment.get("health")  # Older nodes do not report it.
@@ -173,7 +173,7 @@ def describe(id_: str, admin_url: str, as_json: bool) -> None:
         (
             ("id", shown["id"]),
             ("uri", shown["uri"]),
-            ("health", _health(shown)),
+            ("health", health_of(shown)),
             ("in flight", shown["in_flight"]),
             ("reached by", ", ".join(shown["modes"])),
             ("sdk", shown["sdk"]),

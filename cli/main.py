@@ -33,6 +33,7 @@ from holdfast.cli.snapshots import snapshot
 from holdfast.cli.sql import sql
 from holdfast.cli.statistics import statistics
 from holdfast.cli.tokens import token
+from holdfast.cli.top import top
 from holdfast.cli.waiting import waiting
 from holdfast.cli.webhooks import webhooks
 
@@ -157,6 +158,7 @@ for command in (
     send,
     invocations,
     statistics,
+    top,
     waiting,
     events,
     state,
