@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from holdfast.cli import client
+from holdfast.cli import client, complete
 from holdfast.cli.output import admin_option, json_option, print_json, size, table
 from holdfast.cluster.durations import format_duration_ms
 
@@ -120,7 +120,7 @@ def _behind(shown: Any) -> str | None:
 
 
 @cluster.command()
-@click.argument("node")
+@click.argument("node", shell_complete=complete.nodes)
 @click.option("--move", is_flag=True, help="Also move its replicas to other nodes.")
 @click.option("--undo", is_flag=True, help="Take the node back.")
 @admin_option
@@ -138,7 +138,7 @@ def drain(node: str, move: bool, undo: bool, admin_url: str, as_json: bool) -> N
 
 
 @cluster.command()
-@click.argument("node")
+@click.argument("node", shell_complete=complete.nodes)
 @admin_option
 @json_option
 def undrain(node: str, admin_url: str, as_json: bool) -> None:
@@ -173,7 +173,7 @@ def add(node: str, address: str, zone: str | None, admin_url: str, as_json: bool
 
 
 @cluster.command()
-@click.argument("node")
+@click.argument("node", shell_complete=complete.nodes)
 @click.option("--force", is_flag=True, help="Remove even if too few nodes are left for all replicas.")
 @admin_option
 @json_option
@@ -191,8 +191,10 @@ def remove(node: str, force: bool, admin_url: str, as_json: bool) -> None:
 
 
 @cluster.command()
-@click.argument("partition", type=click.IntRange(0, 999_999))
-@click.option("--to", metavar="NODE", help="The new leader; any other replica if omitted.")
+@click.argument("partition", type=click.IntRange(0, 999_999), shell_complete=complete.partitions)
+@click.option(
+    "--to", metavar="NODE", shell_complete=complete.nodes, help="The new leader; any other replica if omitted."
+)
 @admin_option
 @json_option
 def transfer(partition: int, to: str | None, admin_url: str, as_json: bool) -> None:

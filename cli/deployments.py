@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from holdfast.cli import client
+from holdfast.cli import client, complete
 from holdfast.cli.client import Failed
 from holdfast.cli.output import admin_option, age, fields, json_option, print_json, table
 from holdfast.cluster.origins import NO_CREDENTIALS
@@ -160,7 +160,7 @@ def health_of(deployment: dict[str, Any]) -> str | None:
 
 
 @deployments.command()
-@click.argument("id_", metavar="ID")
+@click.argument("id_", metavar="ID", shell_complete=complete.deployments)
 @admin_option
 @json_option
 def describe(id_: str, admin_url: str, as_json: bool) -> None:
@@ -185,7 +185,7 @@ def describe(id_: str, admin_url: str, as_json: bool) -> None:
 
 
 @deployments.command()
-@click.argument("id_", metavar="ID")
+@click.argument("id_", metavar="ID", shell_complete=complete.deployments)
 @click.option(
     "--force",
     is_flag=True,
@@ -235,7 +235,7 @@ def list_services(admin_url: str, as_json: bool) -> None:
 
 
 @services.command("describe")
-@click.argument("name")
+@click.argument("name", shell_complete=complete.services)
 @admin_option
 @json_option
 def describe_service(name: str, admin_url: str, as_json: bool) -> None:

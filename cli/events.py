@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from holdfast.cli import client
+from holdfast.cli import client, complete
 from holdfast.cli.client import Unanswered
 from holdfast.cli.output import admin_option, json_option
 
@@ -56,10 +56,10 @@ def follow(admin_url: str, wanted: Mapping[str, Any], where: str = "/events") ->
 
 
 @click.command()
-@click.option("--service", help="Events of invocations of this service.")
+@click.option("--service", shell_complete=complete.services, help="Events of invocations of this service.")
 @click.option("--handler", help="Events of invocations of this handler.")
 @click.option("--key", help="Events of invocations of this key of a virtual object or workflow.")
-@click.option("--id", "id_", metavar="ID", help="Events of this invocation.")
+@click.option("--id", "id_", metavar="ID", shell_complete=complete.invocations, help="Events of this invocation.")
 @click.option("--status", help="Events of invocations that came to one of these statuses, separated by commas.")
 @click.option("--kinds", help="Of events, separated by commas: invocation, cluster, deployments. Default: all.")
 @admin_option

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from holdfast.cli import client
+from holdfast.cli import client, complete
 from holdfast.cli.client import Failed
 from holdfast.cli.journals import print_journal, short
 from holdfast.cli.output import (
@@ -42,10 +42,12 @@ def filters(command: Function) -> Function:
                 "--status",
                 help="Invocations with one of these statuses, separated by commas: running, suspended, paused, ..., or active.",
             ),
-            click.option("--service", help="Invocations of this service."),
+            click.option("--service", shell_complete=complete.services, help="Invocations of this service."),
             click.option("--handler", help="Invocations of this handler."),
             click.option("--key", help="Invocations of this key of a virtual object or workflow."),
-            click.option("--deployment", help="Invocations pinned to this deployment."),
+            click.option(
+                "--deployment", shell_complete=complete.deployments, help="Invocations pinned to this deployment."
+            ),
             click.option("--older-than", metavar="DURATION", help="Created longer ago than this: 10m, 2h, 1d."),
             click.option(
                 "--outcome",
@@ -57,7 +59,9 @@ def filters(command: Function) -> Function:
             click.option("--key-prefix", help="With a key that begins with this text."),
             click.option("--failure-code", metavar="CODE", help="Failed with this code, finally or last."),
             click.option("--failure", metavar="TEXT", help="This text is in the message or kind of that failure."),
-            click.option("--parent", metavar="ID", help="Called or sent by this invocation."),
+            click.option(
+                "--parent", metavar="ID", shell_complete=complete.invocations, help="Called or sent by this invocation."
+            ),
             click.option(
                 "--completed-since", metavar="TIME", help="Completed at or after: 2h (ago), 2026-11-18T04:00:00Z."
             ),
@@ -146,7 +150,7 @@ def _target(each: dict[str, Any]) -> str:
 
 
 @invocations.command()
-@click.argument("id_", metavar="ID")
+@click.argument("id_", metavar="ID", shell_complete=complete.invocations)
 @click.option(
     "--tree", "as_tree", is_flag=True, help="Show the whole tree of callers, calls and sends, with their steps."
 )
@@ -230,7 +234,7 @@ def _sizes(shown: dict[str, Any]) -> str:
 
 
 @invocations.command()
-@click.argument("id_", metavar="ID")
+@click.argument("id_", metavar="ID", shell_complete=complete.invocations)
 @click.option("--start", default=0, type=click.IntRange(0), help="The first step to show.")
 @admin_option
 @json_option
@@ -277,7 +281,7 @@ def _action(name: str, text: str, *options: Callable[[Any], Any]) -> None:
     command.__doc__ = text
     for option in options:
         command = option(command)
-    command = click.argument("ids", metavar="[ID]...", nargs=-1)(command)
+    command = click.argument("ids", metavar="[ID]...", nargs=-1, shell_complete=complete.invocations)(command)
     invocations.command(name)(command)
 
 
@@ -338,7 +342,10 @@ def _count(name: str, chosen: dict[str, Any], limit: int, admin_url: str, *, as_
 
 
 _to = click.option(
-    "--to", metavar="DEPLOYMENT", help="Continue on this deployment; `newest` is the one that receives new invocations."
+    "--to",
+    metavar="DEPLOYMENT",
+    shell_complete=complete.deployments_or_newest,
+    help="Continue on this deployment; `newest` is the one that receives new invocations.",
 )
 _step = click.option("--step", type=click.IntRange(0), help="Keep the steps before this one; 0 keeps only the input.")
 

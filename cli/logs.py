@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from holdfast.cli import client
+from holdfast.cli import client, complete
 from holdfast.cli.events import follow as follow_events
 from holdfast.cli.output import admin_option, json_option, print_json
 from holdfast.cluster.log_level import LEVELS
@@ -25,9 +25,16 @@ _PLAIN: Final = frozenset({"time", "level", "logger", "message", "node", "error"
 @click.option(
     "--level", type=click.Choice(LEVELS), default="info", show_default=True, help="Records of this level or above."
 )
-@click.option("--invocation", metavar="ID", help="Records that name this invocation.")
 @click.option(
-    "--node", "nodes", multiple=True, metavar="NAME", help="Records of this node; may be repeated. Default: all."
+    "--invocation", metavar="ID", shell_complete=complete.invocations, help="Records that name this invocation."
+)
+@click.option(
+    "--node",
+    "nodes",
+    multiple=True,
+    metavar="NAME",
+    shell_complete=complete.nodes,
+    help="Records of this node; may be repeated. Default: all.",
 )
 @click.option("--since", metavar="TIME", help="At or after: 10m (ago), 2026-11-18T04:00:00Z.")
 @click.option("--until", metavar="TIME", help="Before: 10m (ago), 2026-11-18T04:00:00Z.")

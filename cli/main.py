@@ -18,6 +18,7 @@ from holdfast.cli.backup import backup, restore
 from holdfast.cli.calls import call, send
 from holdfast.cli.cert import cert
 from holdfast.cli.cluster import cluster
+from holdfast.cli.completion import completion
 from holdfast.cli.config import config
 from holdfast.cli.deployments import deployments, services
 from holdfast.cli.events import events
@@ -64,7 +65,11 @@ class _Commands(click.Group):
     help="A file with the token for the cluster. Alternatives: HOLDFAST_TOKEN_FILE, or the token itself in HOLDFAST_TOKEN.",
 )
 @click.option(
-    "--profile", "name", envvar="HOLDFAST_PROFILE", help="Addresses and token of a cluster: `holdfast profile`."
+    "--profile",
+    "name",
+    envvar="HOLDFAST_PROFILE",
+    shell_complete=profiles.complete_name,
+    help="Addresses and token of a cluster: `holdfast profile`.",
 )
 @click.option(
     "--ca-file",
@@ -110,7 +115,7 @@ def main(
 
 
 #: Commands that ask no node, or change the profiles: a file that cannot be used must not stop them.
-_WITHOUT_PROFILE: Final = frozenset({"profile", "version", "config", "cert", "dev", "serve"})
+_WITHOUT_PROFILE: Final = frozenset({"profile", "version", "config", "cert", "dev", "serve", "completion"})
 
 
 def _use_profile(context: click.Context, name: str | None) -> None:
@@ -120,11 +125,7 @@ def _use_profile(context: click.Context, name: str | None) -> None:
         return
     values = {key: url for key, url in (("admin_url", chosen.admin_url), ("ingress_url", chosen.ingress_url)) if url}
     context.default_map = _everywhere(main, values)
-    client.offer_certificates(chosen.ca_file, chosen.client_cert_file, chosen.client_key_file)
-    if chosen.token_file and not chosen.token:
-        client.offer_token(client.read_token(Path(chosen.token_file), "token_file of the profile"), chosen.urls())
-    elif chosen.token:
-        client.offer_token(chosen.token, chosen.urls())
+    profiles.offer(chosen)
 
 
 def _everywhere(group: click.Group, values: dict[str, str]) -> dict[str, Any]:
@@ -178,5 +179,6 @@ for command in (
     cert,
     backup,
     restore,
+    completion,
 ):
     main.add_command(command)

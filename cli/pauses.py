@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from holdfast.cli import client
+from holdfast.cli import client, complete
 from holdfast.cli.output import admin_option, age, json_option, print_json, table
 
 
 @click.command()
 @click.option("--all", "everything", is_flag=True, help="Pause everything.")
-@click.option("--service", help="Pause this service.")
+@click.option("--service", shell_complete=complete.services, help="Pause this service.")
 @click.option("--key", help="Pause only this key of the service.")
 @click.option("--reason", help="Why, for those who ask what is going on.")
 @click.option("--stop", is_flag=True, help="Also ask running attempts to suspend.")
@@ -61,7 +61,7 @@ def pause(
 
 @click.command()
 @click.option("--all", "everything", is_flag=True, help="End the pause of everything.")
-@click.option("--service", help="End the pause of this service.")
+@click.option("--service", shell_complete=complete.services, help="End the pause of this service.")
 @click.option("--key", help="End the pause of this key of the service.")
 @admin_option
 @json_option

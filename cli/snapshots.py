@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-from holdfast.cli import client
+from holdfast.cli import client, complete
 from holdfast.cli.client import Failed
 from holdfast.cli.output import admin_option, console, fields, json_option, print_json, table
 
@@ -66,7 +66,7 @@ def _age(seconds: float | None) -> str:
 
 
 @snapshot.command()
-@click.argument("partitions", nargs=-1, type=int)
+@click.argument("partitions", nargs=-1, type=int, shell_complete=complete.partitions)
 @admin_option
 @json_option
 def create(partitions: tuple[int, ...], admin_url: str, as_json: bool) -> None:
