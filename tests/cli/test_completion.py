@@ -25,8 +25,8 @@ BIN = str(Path(sys.executable).parent)
 #: Values that nothing can offer: names that are made up here, values, addresses, and what is outside of the cluster.
 FREE = {
     "address", "backup delete id_", "backup verify id_", "body", "cert client name", "cert node name", "cert show files",
-    "cluster add node", "deployments register uri", "file", "key", "sql statement", "state get name", "step", "token create name",
-    "url", "values",
+    "cluster add node", "deployments register uri", "file", "key", "sql statement", "state get name", "step",
+    "token create name", "url", "values",
 }  # fmt: skip
 #: Options that name something in the cluster; arguments do unless they are above.
 NAMED = ("service", "services", "deployment", "nodes", "invocation")
