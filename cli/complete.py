@@ -104,4 +104,5 @@ partitions: Final = _asking(
     "/cluster", lambda shown: [(str(each["partition"]), f"led by {each['leader']}") for each in shown["partitions"]]
 )
 tokens: Final = _asking("/tokens", lambda shown: [(each["id"], each["name"]) for each in shown["tokens"]])
+backups: Final = _asking("/cluster/backups", lambda shown: [(each["id"], each["status"]) for each in shown["backups"]])
 webhooks: Final = _asking("/webhooks", lambda shown: [(each["id"], each["url"]) for each in shown["webhooks"]])

@@ -9,7 +9,8 @@ import click
 
 from holdfast.cli import client, complete
 from holdfast.cli.client import Failed
-from holdfast.cli.output import admin_option, age, fields, json_option, print_json, table
+from holdfast.cli.output import admin_option, age, counted, fields, json_option, print_json, table
+from holdfast.cli.waits import Look, wait_options, wait_until
 from holdfast.cluster.origins import NO_CREDENTIALS
 
 
@@ -191,16 +192,42 @@ def describe(id_: str, admin_url: str, as_json: bool) -> None:
     is_flag=True,
     help="Remove it even if invocations run on it. They pause until they are resumed on another deployment.",
 )
+@wait_options("no invocations run on it, and then remove it")
 @admin_option
 @json_option
-def remove(id_: str, force: bool, admin_url: str, as_json: bool) -> None:
-    """Remove a drained deployment: no invocations run on it, and newer deployments offer its services."""
+def remove(id_: str, force: bool, wait: bool, timeout: float | None, admin_url: str, as_json: bool) -> None:
+    """Remove a drained deployment: no invocations run on it, and newer deployments offer its services.
+
+    \b
+    holdfast deployments remove dp_0c86ac4a7ac7dd14 --wait --timeout 1h
+    """
+    if wait and force:
+        raise click.UsageError("--force does not wait for invocations: leave out --wait")
+    if wait:
+        _check_superseded(id_, admin_url)
+        work = f"waiting for {id_} to drain"
+        wait_until(lambda: _drained(id_, admin_url), work=work, timeout_s=timeout, goes_on=f"{id_} is not removed")
     parameters = {"force": "true"} if force else None
     try:
         shown = client.admin(admin_url, "DELETE", client.path("deployments", id_), parameters=parameters)
     except Failed as error:
         raise _with_flag(error) from None
     print_json(shown) if as_json else click.echo(f"Removed {id_}")
+
+
+def _check_superseded(id_: str, admin_url: str) -> None:
+    """What receives new invocations never drains."""
+    shown = client.admin(admin_url, "GET", client.path("deployments", id_))
+    if current := [each["name"] for each in shown["services"] if each["current"]]:
+        raise Failed(
+            f"new invocations of {', '.join(current)} go to {id_}, so it does not drain",
+            "register a newer deployment that offers the same services first",
+        )
+
+
+def _drained(id_: str, admin_url: str) -> Look:
+    running = client.admin(admin_url, "GET", client.path("deployments", id_))["in_flight"]
+    return Look(not running, f"{counted(running, 'invocation')} on it")
 
 
 @click.group()

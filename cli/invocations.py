@@ -24,7 +24,9 @@ from holdfast.cli.output import (
     size,
     table,
 )
+from holdfast.cli.settling import UNTIL, act_on_all_and_wait, act_on_each_and_wait
 from holdfast.cli.trees import print_tree, value
+from holdfast.cli.waits import wait_options
 from holdfast.cli.watch import keep_current
 from holdfast.cluster.durations import format_duration_ms
 
@@ -259,7 +261,8 @@ def _action(name: str, text: str, *options: Callable[[Any], Any]) -> None:
     @admin_option
     @json_option
     def command(
-        ids: tuple[str, ...], yes: bool, dry_run: bool, limit: int, admin_url: str, as_json: bool, **given: Any
+        ids: tuple[str, ...], yes: bool, dry_run: bool, limit: int, admin_url: str, as_json: bool,
+        wait: bool = False, timeout: float | None = None, **given: Any,
     ) -> None:  # fmt: skip
         chosen = {field: given.pop(field) for field in _FILTERS}
         extra = {field: value for field, value in given.items() if value is not None}
@@ -271,14 +274,25 @@ def _action(name: str, text: str, *options: Callable[[Any], Any]) -> None:
             )
         if ids and dry_run:
             raise click.UsageError("--dry-run counts what a filter selects: give no ids with it")
-        if ids:
+        if ids and wait:
+            act_on_each_and_wait(name, ids, extra, admin_url, timeout_s=timeout, as_json=as_json)
+        elif ids:
             _on_each(name, ids, extra, admin_url, as_json=as_json)
         elif dry_run:
             _count(name, chosen, limit, admin_url, as_json=as_json)
+        elif wait:
+            if not yes:
+                _confirm(name, chosen)
+            # The work that is waited for is exactly what matches now.
+            found, more = _read(admin_url, chosen, "newest", limit)
+            matched = [each["id"] for each in found]
+            act_on_all_and_wait(name, matched, extra, admin_url, more=more, timeout_s=timeout, as_json=as_json)
         else:
             _on_all(name, chosen, extra, limit, admin_url, yes=yes, as_json=as_json)
 
     command.__doc__ = text
+    if name in UNTIL:
+        command = wait_options(UNTIL[name])(command)
     for option in options:
         command = option(command)
     command = click.argument("ids", metavar="[ID]...", nargs=-1, shell_complete=complete.invocations)(command)
@@ -312,7 +326,7 @@ def _on_all(
     name: str, chosen: dict[str, Any], extra: dict[str, Any], limit: int, admin_url: str, *, yes: bool, as_json: bool
 ) -> None:
     if not yes:
-        click.confirm(f"{name.capitalize()} all invocations with {_words(chosen)}?", abort=True)
+        _confirm(name, chosen)
     answer = client.admin(
         admin_url, "POST", client.path("invocations", name), parameters={**chosen, **extra, "limit": limit}
     )
@@ -324,6 +338,10 @@ def _on_all(
         click.echo(client.printable(f"  {count} not: {reason}"))
     if answer["more"]:
         click.echo("There may be more: run it again.")
+
+
+def _confirm(name: str, chosen: dict[str, Any]) -> None:
+    click.confirm(f"{name.capitalize()} all invocations with {_words(chosen)}?", abort=True)
 
 
 def _words(chosen: dict[str, Any]) -> str:

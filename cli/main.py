@@ -105,8 +105,8 @@ def main(
     holdfast call trips/book '{"to": "Lisbon"}'  call a handler
     holdfast invocations list                    what runs, and why something does not
 
-    Every command that ends takes --json. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted;
-    78 from `serve` if the cluster has removed the node, so that starting it again does not help.
+    Every command that ends takes --json. Exit codes: 0 done, 1 failed, 2 wrong usage, 124 not done within
+    --timeout, 130 interrupted; 78 from `serve` if the cluster has removed the node, so that starting it again does not help.
     """
     client.use_token(token_file)
     client.use_certificates(ca_file, client_cert_file, client_key_file)

@@ -16,6 +16,7 @@ from holdfast.cluster.admin.choices import (
 from holdfast.cluster.events.logs import LIMIT_MAX
 from holdfast.cluster.http.routes import NO_SUCH, NUMBER, TRUTH, Parameter, Route
 from holdfast.cluster.log_level import LEVELS
+from holdfast.cluster.members.operations import DRAIN_S
 from holdfast.statemachine.access import ADMIN, OPERATE, READ, ROLES
 from holdfast.statemachine.webhooks import EVENTS
 
@@ -51,7 +52,10 @@ OF_THE_CLUSTER: Final = (
         "drain",
         "Drain a node: move its leaderships to other nodes",
         OPERATE,
-        (Parameter("move", "true: also move its replicas to other nodes", TRUTH),),
+        (
+            Parameter("move", "true: also move its replicas to other nodes", TRUTH),
+            Parameter("wait", f"false: answer at once; otherwise when it leads nothing, within {DRAIN_S:g} s", TRUTH),
+        ),
         answers=((200, "drained, or in progress: see `leads`"), NO_SUCH),
     ),
     Route(

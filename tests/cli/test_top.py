@@ -14,7 +14,6 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,9 +26,8 @@ from holdfast.cli import client, top_text
 from holdfast.cli.client import Unanswered
 from holdfast.cli.top_frame import make_frame, percentile_ms
 from holdfast.cli.top_readings import Reading, Readings
-from tests.cli.running import Cli, running
-from tests.cluster.harness import PATIENCE_S, echo
-from tests.cluster.test_three_nodes import Three, three
+from tests.cli.running import Cli, running, three_nodes
+from tests.cluster.harness import PATIENCE_S
 
 STATUSES = ("running", "queued", "suspended", "scheduled", "backing-off", "paused", "completed")
 EVER = ("invoked", "succeeded", "failed", "cancelled", "killed", "attempts", "attempts_failed", "steps")
@@ -239,30 +237,6 @@ def test_no_node_at_all_is_an_error(cli: Cli) -> None:
     result = cli.run("top", "--once", "--admin-url", "http://127.0.0.1:1")
 
     assert result.exit_code == 1 and "no node answers at http://127.0.0.1:1" in result.stderr
-
-
-@contextmanager
-def three_nodes(path: Path) -> Iterator[tuple[Three, asyncio.AbstractEventLoop]]:
-    ready: list[tuple[Three, asyncio.AbstractEventLoop]] = []
-    started, over = threading.Event(), threading.Event()
-
-    async def serve() -> None:
-        try:
-            async with three(path, {"echo/say": echo}) as cluster:
-                ready.append((cluster, asyncio.get_running_loop()))
-                started.set()
-                await asyncio.to_thread(over.wait)
-        finally:
-            started.set()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    started.wait()
-    try:
-        yield ready[0]
-    finally:
-        over.set()
-        thread.join()
 
 
 def test_another_node_is_asked_when_one_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
