@@ -20,6 +20,8 @@ from holdfast.cli.top_readings import Reading, Readings
 LOOK_S: Final = 0.1
 #: After this long without an answer, the screen says for what it waits.
 PATIENCE_S: Final = 2.0
+#: How long a note stays on the screen.
+NOTE_S: Final = 10.0
 WIDTH_WITHOUT_TERMINAL: Final = 120
 
 
@@ -77,6 +79,7 @@ class Reader:
         self.at_s = time.monotonic()  # Of the frame.
         self.problem = ""
         self.every = every
+        self._noted: dict[str, float] = {}
         self._over = threading.Event()
         self._failed: Failed | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -90,6 +93,13 @@ class Reader:
     def stop(self) -> None:
         self._over.set()
 
+    def _recent(self, notes: list[str]) -> list[str]:
+        """A note of one reading stays for a while, so that it can be read."""
+        now_s = time.monotonic()
+        self._noted |= dict.fromkeys(notes, now_s)
+        self._noted = {text: at_s for text, at_s in self._noted.items() if now_s - at_s < NOTE_S}
+        return [*self._noted]
+
     def _run(self) -> None:
         before: Reading | None = None
         while not self._over.is_set():
@@ -102,7 +112,9 @@ class Reader:
                     return
                 self.problem = f"{error.message}; trying again"
             else:
-                self.frame, self.at_s, self.problem = make_frame(before, now), time.monotonic(), ""
+                frame = make_frame(before, now)
+                frame["notes"] = self._recent(now.notes)
+                self.frame, self.at_s, self.problem = frame, time.monotonic(), ""
                 before = now
             self._over.wait(max(self.every - (time.monotonic() - began_s), 0.1))
 

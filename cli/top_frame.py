@@ -200,6 +200,8 @@ def percentile_ms(bounds_s: Sequence[float], counts: Sequence[int], part: float)
 def _attention(now: Reading) -> dict[str, Any]:
     statuses = now.statistics["totals"]["by_status"] if now.statistics is not None else {}
     return {
+        "nodes": [each["name"] for each in now.cluster["nodes"] if condition(each) in ("unreachable", "disk full")],
+        "deployments": [each["id"] for each in _endpoints(now.deployments) or () if each["problem"]],
         "paused": statuses.get("paused"),
         "backing_off": statuses.get("backing-off"),
         "in_doubt": now.in_doubt,

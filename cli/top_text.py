@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from rich.cells import cell_len, set_cell_size
 
 from holdfast.cli.client import printable
-from holdfast.cli.output import size
+from holdfast.cli.output import counted, size
 from holdfast.cluster.durations import format_duration_ms
 
 WIDTH_MIN: Final = 60
@@ -202,6 +202,12 @@ def _ms(value: float) -> str:
 def _attention(frame: Mapping[str, Any]) -> Iterator[Line]:
     found = frame["attention"]
     rows: list[Piece] = []
+    if found["nodes"]:
+        rows.append(
+            (f"{', '.join(found['nodes'])} failing: holdfast cluster status, holdfast logs --level warning", BAD)
+        )
+    if found["deployments"]:
+        rows.append((f"{counted(len(found['deployments']), 'endpoint')} failing: holdfast deployments list", BAD))
     if found["paused"]:
         rows.append((f"{found['paused']} paused: holdfast invocations list --status paused", BAD))
     if found["in_doubt"]:

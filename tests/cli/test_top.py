@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,8 +23,9 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from holdfast.cli import client, top_text
+from holdfast.cli import client, top, top_text
 from holdfast.cli.client import Unanswered
+from holdfast.cli.top import Reader
 from holdfast.cli.top_frame import make_frame, percentile_ms
 from holdfast.cli.top_readings import Reading, Readings
 from tests.cli.running import Cli, running, three_nodes
@@ -161,6 +163,7 @@ def test_what_needs_a_human_is_named_with_the_command_that_shows_it() -> None:
 
     assert "2 paused: holdfast invocations list --status paused" in shown
     assert "100 or more in doubt: holdfast waiting --kind in-doubt" in shown
+    assert "1 endpoint failing: holdfast deployments list" in shown
     assert "1 retry later" in shown and "paused shop by ada: the provider is down" in shown
     assert "the disk of n2 is full" in shown and "holdfast resume" not in shown
     assert "1 well" in shown and re.search(r"http://b \(4 in flight\) down for .* \(n1\): connection refused", shown)
@@ -175,6 +178,15 @@ def test_a_part_that_cannot_be_read_is_unknown_and_not_zero() -> None:
 
     assert shown[1] == "no statistics: x"
     assert "Invocations  unknown" in shown and "Endpoints    unknown" in shown and shown[-1] == "Services: unknown"
+
+
+def test_a_node_that_fails_needs_a_human() -> None:
+    nodes = [node("n1"), node("n2", condition="unreachable", connected=False), node("n3", condition="disk full")]
+
+    assert "Attention    n2, n3 failing: holdfast cluster status, holdfast logs --level warning" in text(
+        make_frame(None, reading(0.0, nodes, {}))
+    )
+    assert "Attention    nothing needs you" in text(make_frame(None, reading(0.0, [node("n1")], {})))
 
 
 # -- how it is drawn
@@ -291,6 +303,35 @@ def test_no_answer_from_any_node_is_told_and_tried_again(monkeypatch: pytest.Mon
 
     with pytest.raises(Unanswered, match="no node of the cluster answers"):
         readings.read()
+
+
+def test_a_note_stays_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top, "NOTE_S", PATIENCE_S)
+    notes = iter([["node n1 does not answer, asking n2"]])
+
+    class Told(Readings):
+        def read(self) -> Reading:
+            return reading(0.0, [node("n1")], {}, notes=next(notes, []))
+
+    def shown() -> list[str]:
+        """The notes of the next frame."""
+        before = reader.frame
+        deadline = time.monotonic() + PATIENCE_S
+        while reader.frame is before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert reader.frame is not None
+        found: list[str] = reader.frame["notes"]
+        return found
+
+    reader = Reader(Told("http://127.0.0.1:1"), 0.1)
+    try:
+        shown()
+        assert shown() == ["node n1 does not answer, asking n2"]
+        monkeypatch.setattr(top, "NOTE_S", 0.0)
+        shown()
+        assert shown() == []
+    finally:
+        reader.stop()
 
 
 # -- in a terminal
