@@ -25,11 +25,12 @@ def completion(context: click.Context, shell: str, as_json: bool) -> None:
     of the cluster that the command would ask, if it answers within a second.
 
     \b
-    bash, now:          source <(holdfast completion bash)
-    bash, from now on:  holdfast completion bash > ~/.local/share/bash-completion/completions/holdfast
-    zsh, now:           source <(holdfast completion zsh)
-    zsh, from now on:   holdfast completion zsh > "${fpath[1]}/_holdfast"
-    fish, from now on:  holdfast completion fish > ~/.config/fish/completions/holdfast.fish
+    bash, now:    source <(holdfast completion bash)
+    bash, always: echo 'source <(holdfast completion bash)' >> ~/.bashrc
+    zsh, now:     source <(holdfast completion zsh)
+    zsh, always:  echo 'source <(holdfast completion zsh)' >> ~/.zshrc    after the line with compinit
+    fish, now:    holdfast completion fish | source
+    fish, always: holdfast completion fish > ~/.config/fish/completions/holdfast.fish
     """
     found = get_completion_class(shell)
     assert found is not None, "click knows these shells"

@@ -192,7 +192,7 @@ def describe(id_: str, admin_url: str, as_json: bool) -> None:
     is_flag=True,
     help="Remove it even if invocations run on it. They pause until they are resumed on another deployment.",
 )
-@wait_options("no invocations run on it, and then remove it")
+@wait_options("no invocations run on it, and then remove it", leaves="it registered")
 @admin_option
 @json_option
 def remove(id_: str, force: bool, wait: bool, timeout: float | None, admin_url: str, as_json: bool) -> None:

@@ -61,9 +61,9 @@ def logs(
 ) -> None:
     """Print the newest records of the logs of all nodes, oldest first. Needs the role admin.
 
-    Each node keeps its newest records in memory, up to 2,000 and 1 MiB, since it was started; its standard error has the
-    rest. A node logs what its level allows: `holdfast log-level debug --for 10m` makes it say more for a while, also about
-    each lost attempt of an invocation. With --json and --follow, each line is one record.
+    Each node keeps its newest records in memory while it runs: 2,000 records and 1 MiB. Standard error of the node has all
+    of them. A node logs what its level allows: `holdfast log-level debug --for 10m` makes it say more for a while, also
+    about each lost or failed attempt. With --json and --follow, each line is one record.
 
     \b
     holdfast logs --level warning --since 1h

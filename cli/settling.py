@@ -18,8 +18,8 @@ UNTIL: Final = {
     "cancel": "they are completed",
     "kill": "they are completed",
     "pause": "they are paused",
-    "resume": "they are completed, or paused again (then the exit code is 1, unless all succeeded)",
-    "restart": "the new ones are completed, or paused (then the exit code is 1, unless all succeeded)",
+    "resume": "they are completed or paused again; exit code 1 unless all succeeded",
+    "restart": "the new ones are completed or paused; exit code 1 unless all succeeded",
 }
 _DOING: Final = {
     "cancel": "cancelling", "kill": "killing", "pause": "pausing", "resume": "resuming", "restart": "restarting",

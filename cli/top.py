@@ -34,7 +34,9 @@ WIDTH_WITHOUT_TERMINAL: Final = 120
     type=click.FloatRange(0.2, 3600),
     help="Time between two readings.",
 )
-@click.option("--once", is_flag=True, help="Print one frame as text and end. The default without a terminal.")
+@click.option(
+    "--once", is_flag=True, help="Print one frame as text and end. The default if standard output is no terminal."
+)
 @click.option(
     "--sort", type=click.Choice([*top_text.SORTS]), default="busiest", show_default=True, help="Which services first."
 )
@@ -45,7 +47,7 @@ def top(every: float, once: bool, sort: str, admin_url: str, as_json: bool) -> N
 
     Rates and latencies are those between two readings: --once and --json read twice, --every seconds apart. "accept" is
     Holdfast's own time until a new invocation is durable; "handler" is the time that attempts spend in handlers. CPU is in
-    percent of one processor. When the node at --admin-url does not answer, another one is asked.
+    percent of one processor. When the node at --admin-url does not answer, another one is asked. Needs the role read.
 
     \b
     Keys: q quits, s sorts services differently, p pauses the display.

@@ -47,19 +47,17 @@ def _read_timeout(context: click.Context, parameter: click.Parameter, text: str 
     return seconds
 
 
-def wait_options(until: str) -> Callable[[Function], Function]:
-    """Add --wait and --timeout to a command. `until` completes "Wait until"."""
+def wait_options(until: str, leaves: str = "the work running") -> Callable[[Function], Function]:
+    """Add --wait and --timeout to a command. `until` completes "Wait until", `leaves` "Ctrl-C leaves"."""
 
     def add(command: Function) -> Function:
         timeout = click.option(
             "--timeout",
             metavar="DURATION",
             callback=_read_timeout,
-            help=f"With --wait: give up after this long (30s, 10m) with exit code {TIMED_OUT_EXIT_CODE}. The work goes on.",
+            help=f"With --wait: give up after this long (30s, 10m), with exit code {TIMED_OUT_EXIT_CODE}.",
         )
-        wait = click.option(
-            "--wait", is_flag=True, is_eager=True, help=f"Wait until {until}. Ctrl-C leaves the work running."
-        )
+        wait = click.option("--wait", is_flag=True, is_eager=True, help=f"Wait until {until}. Ctrl-C leaves {leaves}.")
         return wait(timeout(command))
 
     return add
