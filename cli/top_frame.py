@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast.cli.deployments import health_of
-from holdfast.cli.top_readings import IN_DOUBT_MAX, Reading
+from holdfast.cli.top_readings import COUNTED_MAX, Reading
 
 #: Entries that a follower may lack without being a problem.
 BEHIND: Final = 1000
@@ -205,7 +205,9 @@ def _attention(now: Reading) -> dict[str, Any]:
         "paused": statuses.get("paused"),
         "backing_off": statuses.get("backing-off"),
         "in_doubt": now.in_doubt,
-        "more_in_doubt": now.in_doubt is not None and now.in_doubt >= IN_DOUBT_MAX,
+        "more_in_doubt": now.in_doubt is not None and now.in_doubt >= COUNTED_MAX,
+        "approvals": now.approvals,
+        "more_approvals": now.approvals is not None and now.approvals >= COUNTED_MAX,
         "pauses": now.cluster.get("pauses") or [],
         "changing": now.cluster.get("changing"),
         # Pauses are shown by themselves.

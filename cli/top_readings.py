@@ -16,7 +16,8 @@ from holdfast.cluster.origins import is_loopback
 ANSWER_S: Final = 5.0
 #: How often deployments and waiting steps are read, which is more work than the rest.
 SLOW_S: Final = 5.0
-IN_DOUBT_MAX: Final = 100
+#: Rows that are counted of steps in doubt, and of approvals; above that, there are "or more".
+COUNTED_MAX: Final = 100
 
 
 class Reading(NamedTuple):
@@ -28,6 +29,7 @@ class Reading(NamedTuple):
     statistics: dict[str, Any] | None
     deployments: list[dict[str, Any]] | None
     in_doubt: int | None
+    approvals: int | None  # None also where the nodes know of no approvals
     warnings: list[str]
     notes: list[str]
 
@@ -42,6 +44,7 @@ class Readings:
         self._slow_at = -SLOW_S
         self._deployments: list[dict[str, Any]] | None = None
         self._in_doubt: int | None = None
+        self._approvals: int | None = None
         self.doing = ""
 
     def read(self) -> Reading:
@@ -61,6 +64,7 @@ class Readings:
             statistics=statistics,
             deployments=self._deployments,
             in_doubt=self._in_doubt,
+            approvals=self._approvals,
             warnings=warnings,
             notes=notes,
         )
@@ -101,9 +105,14 @@ class Readings:
         before = len(notes)
         shown = self._part("deployments", "/deployments", notes)
         self._deployments = None if shown is None else shown["deployments"]
-        parameters = {"kind": "in-doubt", "limit": IN_DOUBT_MAX}
+        parameters = {"kind": "in-doubt", "limit": COUNTED_MAX}
         waiting = self._part("steps in doubt", "/waiting", notes, parameters)
         self._in_doubt = None if waiting is None else len(waiting["waiting"])
+        try:
+            shown = self._part("approvals", "/approvals", notes, {"limit": COUNTED_MAX})
+            self._approvals = None if shown is None else len(shown["approvals"])
+        except Failed:
+            self._approvals = None  # These nodes are of a release without them.
         if len(notes) == before:
             self._slow_at = self._now_s()
 

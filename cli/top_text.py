@@ -213,6 +213,9 @@ def _attention(frame: Mapping[str, Any]) -> Iterator[Line]:
     if found["in_doubt"]:
         more = " or more" if found["more_in_doubt"] else ""
         rows.append((f"{found['in_doubt']}{more} in doubt: holdfast waiting --kind in-doubt", BAD))
+    if found["approvals"]:
+        more = " or more" if found["more_approvals"] else ""
+        rows.append((f"{found['approvals']}{more} approvals wait: holdfast approvals list", WARN))
     if found["backing_off"]:
         rows.append((f"{found['backing_off']} retry later: holdfast invocations list --status backing-off", WARN))
     for each in found["pauses"]:

@@ -24,7 +24,7 @@ import pytest
 from rich.cells import cell_len
 
 from holdfast.cli import client, top, top_text
-from holdfast.cli.client import Unanswered
+from holdfast.cli.client import Response, Unanswered
 from holdfast.cli.top import Reader
 from holdfast.cli.top_frame import make_frame, percentile_ms
 from holdfast.cli.top_readings import Reading, Readings
@@ -66,7 +66,7 @@ def reading(at_s: float, nodes: list[dict[str, Any]], services: dict[str, dict[s
     }  # fmt: skip
     return Reading(
         **{
-            "at": "2026-11-18T04:00:00Z", "at_s": at_s, "cluster": cluster, "deployments": [], "in_doubt": 0,
+            "at": "2026-11-18T04:00:00Z", "at_s": at_s, "cluster": cluster, "deployments": [], "in_doubt": 0, "approvals": None,
             "statistics": {"services": services, "totals": totals}, "warnings": [], "notes": [], **more,
         }
     )  # fmt: skip
@@ -150,6 +150,7 @@ def test_what_needs_a_human_is_named_with_the_command_that_shows_it() -> None:
         {"trips": figures(paused=2, backing_off=1)},
         pauses=[pause],
         in_doubt=100,
+        approvals=3,
         warnings=["the disk of n2 is full", "service shop is paused; `holdfast resume --service shop` ends it"],
         deployments=[
             {"id": "dp_1", "uri": "http://a", "in_flight": 0, "health": {"status": "ok", "nodes": []}},
@@ -163,6 +164,7 @@ def test_what_needs_a_human_is_named_with_the_command_that_shows_it() -> None:
 
     assert "2 paused: holdfast invocations list --status paused" in shown
     assert "100 or more in doubt: holdfast waiting --kind in-doubt" in shown
+    assert "3 approvals wait: holdfast approvals list" in shown
     assert "1 endpoint failing: holdfast deployments list" in shown
     assert "1 retry later" in shown and "paused shop by ada: the provider is down" in shown
     assert "the disk of n2 is full" in shown and "holdfast resume" not in shown
@@ -291,6 +293,33 @@ def test_the_loopback_address_of_another_machine_is_not_asked() -> None:
     readings._learn({"answered_by": "n1", "nodes": nodes})
 
     assert readings._names == {"http://10.0.0.1:9070": "n1", "http://10.0.0.3:9070": "n3"}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "found"),
+    [
+        (200, {"approvals": [{}, {}], "cursor": None}, 2),
+        (404, {"message": "there is nothing"}, None),
+        (503, {"message": "x"}, None),
+    ],
+)
+def test_approvals_are_counted_where_there_are_any(
+    monkeypatch: pytest.MonkeyPatch, status: int, body: Any, found: int | None
+) -> None:
+    answers = {
+        "/cluster": {"answered_by": "n1", "nodes": []}, "/statistics": {}, "/deployments": {"deployments": []},
+        "/waiting": {"waiting": [{}]}, "/health": {"status": "ok"},
+    }  # fmt: skip
+
+    def ask(url: str, method: str, where: str, **more: Any) -> Response:
+        code, shown = (status, body) if where == "/approvals" else (200, answers[where])
+        return Response(code, {}, json.dumps(shown).encode())
+
+    monkeypatch.setattr(client, "ask", ask)
+    seen = Readings("http://127.0.0.1:1").read()
+
+    assert (seen.approvals, seen.in_doubt) == (found, 1)
+    assert seen.notes == (["no approvals: x (503)"] if status == 503 else [])
 
 
 def test_no_answer_from_any_node_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
