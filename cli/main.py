@@ -104,6 +104,7 @@ def main(
     holdfast dev --app examples.trips:app        a node and your handlers, for development
     holdfast call trips/book '{"to": "Lisbon"}'  call a handler
     holdfast invocations list                    what runs, and why something does not
+    holdfast top                                 the cluster at a glance, kept current
 
     Every command that ends takes --json. Exit codes: 0 done, 1 failed, 2 wrong usage, 124 not done within
     --timeout, 130 interrupted; 78 from `serve` if the cluster has removed the node, so that starting it again does not help.

@@ -27,6 +27,7 @@ class Terminal:
         self._stdin = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else -1
         self._settings: list[Any] | None = None
         self._before: dict[int, Any] = {}
+        self.entered = 0  # How often the screen was empty, and has to be drawn again.
 
     def __enter__(self) -> Terminal:
         for number, handler in ((signal.SIGTERM, _end), (signal.SIGHUP, _end), (signal.SIGTSTP, self._suspend)):
@@ -46,6 +47,7 @@ class Terminal:
             self._settings = termios.tcgetattr(self._stdin)
             tty.setcbreak(self._stdin)
         _write(_ENTER)
+        self.entered += 1
 
     def _leave(self) -> None:
         with suppress(OSError):  # The terminal is gone.

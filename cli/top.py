@@ -83,12 +83,12 @@ class Reader:
         self.every = every
         self._noted: dict[str, float] = {}
         self._over = threading.Event()
-        self._failed: Failed | None = None
+        self._failed: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def check(self) -> None:
-        """Raises Failed if reading is of no use any more."""
+        """Raises what ended the thread, if something did."""
         if self._failed is not None:
             raise self._failed
 
@@ -108,14 +108,17 @@ class Reader:
             began_s = time.monotonic()
             try:
                 now = self.readings.read()
+                frame = make_frame(before, now)
+                frame["notes"] = self._recent(now.notes)
             except Failed as error:
                 if before is None or not isinstance(error, Unanswered):
                     self._failed = error
                     return
                 self.problem = f"{error.message}; trying again"
+            except Exception as error:  # An answer of another form.
+                self._failed = error
+                return
             else:
-                frame = make_frame(before, now)
-                frame["notes"] = self._recent(now.notes)
                 self.frame, self.at_s, self.problem = frame, time.monotonic(), ""
                 before = now
             self._over.wait(max(self.every - (time.monotonic() - began_s), 0.1))
@@ -134,7 +137,7 @@ def _live(readings: Readings, every: float, sort: str) -> None:
                 reader.check()
                 kept = kept if is_paused else reader.frame
                 width, height = terminal.size
-                wanted = (id(kept), width, height, sort, is_paused, _trouble(reader))
+                wanted = (id(kept), width, height, sort, is_paused, _trouble(reader), terminal.entered)
                 if wanted != drawn:
                     terminal.show(_screen(kept, width, height, sort, _status(reader, sort, is_paused=is_paused)))
                     drawn = wanted

@@ -122,7 +122,7 @@ class Readings:
             shown = answer.json()
         except Failed:
             return []  # The next reading asks another node.
-        return [str(shown["message"])] if answer.status == 503 else list(shown.get("warnings", ()))
+        return [str(shown.get("message", "unhealthy"))] if answer.status == 503 else list(shown.get("warnings", ()))
 
     def _part(self, name: str, where: str, notes: list[str], parameters: dict[str, Any] | None = None) -> Any:
         """None if it cannot be read now, as while a partition has no leader."""

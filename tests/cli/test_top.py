@@ -439,6 +439,34 @@ def test_keys_sort_pause_and_quit_and_the_terminal_is_restored(cli: Cli) -> None
         assert termios.tcgetattr(shown.other) == shown.settings
 
 
+def test_ctrl_z_gives_the_screen_back_and_the_shell_can_go_on(cli: Cli) -> None:
+    with terminal(cli, "--every", "3600") as shown:
+        shown.until("q quits")
+        shown.press("")
+        shown.process.send_signal(signal.SIGTSTP)
+        shown.until("\x1b[?1049l")
+        os.waitpid(shown.process.pid, os.WUNTRACED)  # It has stopped.
+        assert termios.tcgetattr(shown.other) == shown.settings
+        shown.press("")
+        shown.process.send_signal(signal.SIGCONT)
+        shown.until("q quits")
+        shown.press("q")
+
+        assert shown.ended() == 0
+
+
+def test_an_answer_of_another_form_ends_it_with_an_explanation(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(self: Readings) -> Reading:
+        raise KeyError("nodes")
+
+    monkeypatch.setattr(Readings, "read", read)
+    reader = Reader(Readings("http://127.0.0.1:1"), 0.1)
+    reader._thread.join(PATIENCE_S)
+
+    with pytest.raises(KeyError):  # The command line makes a sentence of it.
+        reader.check()
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_restores_the_terminal(cli: Cli, number: signal.Signals, code: int) -> None:
     with terminal(cli, "--every", "0.2", NO_COLOR="1") as shown:
