@@ -76,13 +76,16 @@ class Readings:
             self._url = url
             try:
                 cluster: dict[str, Any] = self._ask("/cluster")
-            except Unanswered as error:
-                if len(urls) == 1:
+            except Failed as error:
+                is_silent = isinstance(error, Unanswered)
+                if len(urls) == 1 or not (is_silent or place):
                     raise
+                # A token of one node, as in its file admin-token, is worth nothing at the others.
+                why = "does not answer" if is_silent else f"refuses: {error.message}"
                 then = f", asking {self._names[urls[place + 1]]}" if place + 1 < len(urls) else ""
-                notes.append(f"{_node(self._names[url])} does not answer{then}")
+                notes.append(f"{_node(self._names[url])} {why}{then}")
                 if not then:
-                    raise Unanswered("no node of the cluster answers", error.hint) from None
+                    raise Unanswered("; ".join(notes), error.hint) from None
                 continue
             self._learn(cluster)
             return cluster

@@ -24,7 +24,7 @@ import pytest
 from rich.cells import cell_len
 
 from holdfast.cli import client, top, top_text
-from holdfast.cli.client import Response, Unanswered
+from holdfast.cli.client import Failed, Response, Unanswered
 from holdfast.cli.top import Reader
 from holdfast.cli.top_frame import make_frame, percentile_ms
 from holdfast.cli.top_readings import Reading, Readings
@@ -330,8 +330,28 @@ def test_no_answer_from_any_node_is_told_and_tried_again(monkeypatch: pytest.Mon
     readings._learn({"answered_by": "n1", "nodes": [node("n2", admin_url="http://10.0.0.2:9070")]})
     monkeypatch.setattr(client, "ask", silent)
 
-    with pytest.raises(Unanswered, match="no node of the cluster answers"):
+    with pytest.raises(Unanswered, match="node n1 does not answer, asking n2; node n2 does not answer"):
         readings.read()
+
+
+def test_a_token_that_only_one_node_knows_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = json.dumps({"message": "the token is not valid"}).encode()
+
+    def ask(url: str, *arguments: Any, **more: Any) -> Response:
+        if url == "http://10.0.0.1:9070":
+            raise Unanswered("nobody")
+        return Response(401, {}, refused)
+
+    readings = Readings("http://10.0.0.1:9070")
+    readings._learn({"answered_by": "n1", "nodes": [node("n2", admin_url="http://10.0.0.2:9070")]})
+    monkeypatch.setattr(client, "ask", ask)
+
+    with pytest.raises(Unanswered, match="n1 does not answer, asking n2; node n2 refuses: the token is not valid"):
+        readings.read()
+    monkeypatch.setattr(client, "ask", lambda *arguments, **more: Response(401, {}, refused))
+    with pytest.raises(Failed, match="the token is not valid") as ended:
+        readings.read()
+    assert not isinstance(ended.value, Unanswered), "the node that was asked all the time knows it no more"
 
 
 def test_a_note_stays_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
