@@ -17,6 +17,7 @@ from holdfast.cluster.admin.healths import Healths
 from holdfast.cluster.admin.identity import IdentityAdmin
 from holdfast.cluster.admin.invocations import InvocationAdmin
 from holdfast.cluster.admin.log_level import LogLevelAdmin
+from holdfast.cluster.admin.logs import LogAdmin
 from holdfast.cluster.admin.objects import ObjectAdmin
 from holdfast.cluster.admin.overview import Overview
 from holdfast.cluster.admin.pages import Pages
@@ -104,9 +105,7 @@ class Doors:
         parts = [
             Pages(config, sessions),
             NodeAdmin(
-                unhealthy=serving.health.unhealthy,
-                warnings=serving.health.warnings,
-                metrics=self.metrics.scrape,
+                unhealthy=serving.health.unhealthy, warnings=serving.health.warnings, metrics=self.metrics.scrape
             ),
             DeploymentAdmin(registry, serving.reader, healths),
             ObjectAdmin(registry, serving.router, serving.reader, surveys),
@@ -129,6 +128,7 @@ class Doors:
             SqlAdmin(self.queries),
             PauseAdmin(registry, Spread(config.node, ground.meta, ground.rpc, connected=ground.log.connected)),
             LogLevelAdmin(config.node, self._log_level, now_ms),
+            LogAdmin(config.node, ground.logs, now_ms),
             WebhookAdmin(registry, serving.courier, serving.farings, entropy=ground.environment.entropy, now_ms=now_ms),
         ]
         admin = Admin(parts, removed=lambda: ground.removal.why)

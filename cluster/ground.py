@@ -11,12 +11,14 @@ from holdfast.cluster.backup.restoring import Plan, read_plan, restored_director
 from holdfast.cluster.certificates import Certificates
 from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.environment import Environment
+from holdfast.cluster.events.logs import AllLogs
 from holdfast.cluster.groups import META_GROUP, partition_in
 from holdfast.cluster.handlers.dispatch import Limits, Timing
 from holdfast.cluster.handlers.health import Healths
 from holdfast.cluster.handlers.invoker import Invoker
 from holdfast.cluster.handlers.protocols.interface import Means
 from holdfast.cluster.handlers.protocols.table import Protocols
+from holdfast.cluster.log_ring import LogRing
 from holdfast.cluster.log_settings import command_bytes_max, log_settings
 from holdfast.cluster.members.founding import FoundingRecord
 from holdfast.cluster.members.joining import Joining
@@ -25,7 +27,7 @@ from holdfast.cluster.members.places import Places, addresses, read_places
 from holdfast.cluster.members.releases import Releases
 from holdfast.cluster.members.removal import Removal
 from holdfast.cluster.members.vitals import AllVitals, Vitals
-from holdfast.cluster.observe.process import disk_bytes, memory_bytes
+from holdfast.cluster.observe.process import cpu_ms, disk_bytes, memory_bytes
 from holdfast.cluster.observe.watchdog import Watchdog
 from holdfast.cluster.partition.door import Bounds
 from holdfast.cluster.peers.rpc import Rpc
@@ -78,6 +80,7 @@ class Ground:
     invoker: Invoker
     healths: Healths
     vitals: AllVitals
+    logs: AllLogs
     tracer: Tracer | None  # None: there is no collector.
 
     def meta_group(self) -> Group:
@@ -108,6 +111,7 @@ async def opened(
     *,
     certificates: Certificates,
     watchdog: Watchdog,
+    log_ring: LogRing,
     protocols: Callable[[Means], Protocols],
     timing: Timing,
     log_timing: engine.Timing,
@@ -161,6 +165,7 @@ async def opened(
         meta=meta,
         meta_log=MetaLog(config.node, lambda: log.group(META_GROUP), rpc),
         protocols=protocols(means),
+        log_ring=log_ring,
     )
     ground = _around(base, plan, heard, timing=timing, certificates=certificates, watchdog=watchdog)
     return ground
@@ -177,6 +182,7 @@ class _Base(NamedTuple):
     meta: MetaMachine
     meta_log: MetaLog
     protocols: Protocols
+    log_ring: LogRing
 
 
 def _around(
@@ -189,7 +195,7 @@ def _around(
     watchdog: Watchdog,
 ) -> Ground:
     """Everything around the log, none of which needs it to run yet."""
-    config, environment, record, log, rpc, meta, meta_log, protocols = base
+    config, environment, record, log, rpc, meta, meta_log, protocols, log_ring = base
     registry = Registry(meta, meta_log, protocols.discover, fresh=meta_log.known, entropy=environment.entropy)
     releases = Releases(
         config.node,
@@ -210,6 +216,8 @@ def _around(
     objects = Objects(snapshots, environment.clock, members=lambda: meta.others(config.node), connected=log.connected)
     stager = Stager(config.blob_threshold_bytes, objects)
     invoker = _invoker(base, registry, replicas, objects=objects, stager=stager, timing=timing)
+    vitals = AllVitals(config.node, rpc, connected=log.connected, here=_vitals(base, watchdog))
+    vitals.measure("handler", invoker.timings.handler)
     return Ground(
         config=config,
         environment=environment,
@@ -237,7 +245,14 @@ def _around(
         removal=Removal(config, meta, log),
         invoker=invoker,
         healths=Healths(config.node, invoker.endpoints, rpc, log.connected),
-        vitals=AllVitals(config.node, rpc, connected=log.connected, here=_vitals(base, watchdog)),
+        vitals=vitals,
+        logs=AllLogs(
+            config.node,
+            log_ring,
+            rpc,
+            members=lambda: {config.node, *meta.others(config.node)},
+            connected=log.connected,
+        ),
         tracer=_tracer(base),
     )
 
@@ -255,6 +270,7 @@ def _vitals(base: _Base, watchdog: Watchdog) -> Callable[[], Vitals]:
             disk_total=total,
             memory_bytes=memory_bytes(),
             loop_lag_ms=round(watchdog.lag_s * 1000),
+            cpu_ms=cpu_ms(),
         )
 
     return here

@@ -28,6 +28,7 @@ from holdfast.cluster.handlers.dispatch import Timing
 from holdfast.cluster.handlers.protocols.interface import Means
 from holdfast.cluster.handlers.protocols.table import Protocols, known_protocols
 from holdfast.cluster.http.not_serving import NotServing
+from holdfast.cluster.log_ring import LogRing
 from holdfast.cluster.observe.starting import StartingMetrics
 from holdfast.cluster.observe.watchdog import Watchdog
 from holdfast.cluster.partition.door import Observer, Partition
@@ -63,6 +64,7 @@ class Node:
         self.environment = environment or Environment()
         self.on_fatal = on_fatal
         self.watchdog = Watchdog(config.health)
+        self.log_ring = LogRing(config.node, self.environment.clock.now_ms())
         self.certificates = Certificates(config, self.environment.clock.now_ms)
         self.not_serving = NotServing(config, self.certificates, self._why_not_serving, self._scrape_early)
         self._early: StartingMetrics | None = None  # Made when somebody asks.
@@ -119,6 +121,7 @@ class Node:
         Raises StorageError, BadConfig or NodeRemoved.
         """
         self.watchdog.start()
+        self.log_ring.attach()
         try:
             await self.open()
             try:
@@ -127,6 +130,7 @@ class Node:
                 await self.stop()
                 raise
         except BaseException:
+            self.log_ring.detach()
             await self.watchdog.stop()
             raise
 
@@ -140,6 +144,7 @@ class Node:
             self,
             certificates=self.certificates,
             watchdog=self.watchdog,
+            log_ring=self.log_ring,
             protocols=self._protocols,
             timing=self._timing,
             log_timing=self._log_timing,
@@ -228,6 +233,7 @@ class Node:
         # `Handover` has moved what it could, and knows better than the log which nodes not to ask.
         await ground.log.stop(handover_s=LOG_HANDOVER_S if serving is None else 0.0)
         ground.replicas.close_all()
+        self.log_ring.detach()
         await self.watchdog.stop()
 
     # -- events of the log -------------------------------------------------------------------------------------------

@@ -196,6 +196,8 @@ class Serving:
             closed=closed,
         )
 
+        ground.vitals.measure("accept", self.clients.acceptance)
+
     def _make_feed(self) -> None:
         ground, meta, hosted = self._ground, self._ground.meta, self._ground.replicas.hosted
         #: The events for those who watch.

@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "holdfast.sdk.pongs",
         "holdfast.sdk.signatures",
         "holdfast.sdk.bounds",
+        "holdfast.sdk.json_lines",  # What a node keeps of its log has the form of the log.
         "holdfast.sdk.trace_context",  # Nodes and handlers derive the same ids of spans.
         "holdfast.console",  # Served by the admin API.
     ),

@@ -17,6 +17,7 @@ QUERY_TIMEOUT_S: Final = 30.0
 QUERY_TIMEOUT_S_MAX: Final = 120.0
 OLDEST: Final = "oldest"
 ORDERS: Final = ("newest", OLDEST)
+LOG_LIMIT: Final = 200
 PARTS: Final = ("output", "input")  # of a step that was given a value
 WAITING: Final = (AWAKEABLE, PROMISED, IN_DOUBT, TIMED)
 Action: TypeAlias = Literal["cancel", "kill", "pause", "resume", "restart", "purge"]

@@ -94,8 +94,9 @@ class ClusterAdmin:
         return json_answer(200, await self._operations.add(node))
 
     async def on_drain(self, request: AdminRequest) -> Answer:
-        move = Parameters(request, "move").truth("move")
-        return json_answer(200, await self._operations.drain(NodeId(request.path["name"]), move=move))
+        parameters = Parameters(request, "move", "wait")
+        move, wait = parameters.truth("move"), parameters.choice("wait", ("true", "false")) == "true"
+        return json_answer(200, await self._operations.drain(NodeId(request.path["name"]), move=move, wait=wait))
 
     async def on_undrain(self, request: AdminRequest) -> Answer:
         return json_answer(200, await self._operations.undrain(NodeId(request.path["name"])))

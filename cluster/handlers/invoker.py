@@ -446,9 +446,8 @@ class Invoker:
 
     def lost(self, attempt: Attempt, why: str) -> None:
         """The attempt cannot continue, so the next one must. Harmless if the state has already moved on."""
-        if not attempt.over:
-            logger.debug("%s lost an attempt: %s", format_id(attempt.id), why, extra=attempt.log_fields)
-            self.drop(attempt, why)
+        logger.debug("%s lost an attempt: %s", format_id(attempt.id), why, extra=attempt.log_fields)
+        self.drop(attempt, why)
         if not attempt.owner.ended:
             attempt.owner.redispatch(attempt.id, attempt.epoch)
 

@@ -72,12 +72,14 @@ class Operations:
         await self._propose(command)
         return self.show(self._membership.nodes[command.name])
 
-    async def drain(self, name: NodeId, *, move: bool) -> dict[str, Any]:
-        """Move all leaderships off a node, and with `move` also its replicas. Returns when the node leads nothing."""
+    async def drain(self, name: NodeId, *, move: bool, wait: bool = True) -> dict[str, Any]:
+        """Move all leaderships off a node, and with `move` also its replicas.
+
+        With `wait`, it returns when the node leads nothing, or after a while."""
         await self._propose(SetNodeState(name, LEAVING if move else DRAINING))
         loop = asyncio.get_running_loop()
         deadline = loop.time() + DRAIN_S
-        while self._handover.leads(name) and loop.time() < deadline:  # noqa: ASYNC110 - bounded
+        while wait and self._handover.leads(name) and loop.time() < deadline:  # noqa: ASYNC110 - bounded
             await asyncio.sleep(0.02)
         return self.show(self._membership.nodes[name])
 

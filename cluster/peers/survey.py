@@ -22,7 +22,7 @@ async def ask_all(
         try:
             async with asyncio.timeout(ASK_S):
                 return (read(await rpc.ask(peer, method, argument)),)
-        except (Refused, Unanswered, TimeoutError, TypeError):
+        except (Refused, Unanswered, TimeoutError, TypeError, ValueError):
             return None
 
     asked = list(peers)
