@@ -26,6 +26,8 @@ export class ApiError extends Error {
 
 export const may = (role) => (session.get()?.roles || []).some((each) => COVERS[role].includes(each));
 
+export const mayInvoke = (service) => may("invoke") && (!session.get().services?.length || session.get().services.includes(service));
+
 export function url(path, query = {}) {
   const given = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
   return given.length ? `${path}?${new URLSearchParams(given)}` : path;
