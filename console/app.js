@@ -78,7 +78,7 @@ function Console() {
   const known = Object.hasOwn(MODULES, name);
   return html`<${Frame} waiting=${waiting}><${Boundary} key=${`${name}/${path[1] || ""}`}>
     ${known ? html`<${Page} key=${name} name=${name} path=${path} query=${query} />`
-      : html`<${Empty} title="There is no such page"><p>The address ends in “${name}”. Choose a page on the left.</p></${Empty}>`}
+      : html`<${Empty} level="h1" title="There is no such page"><p>The address ends in “${name}”. Choose a page on the left.</p></${Empty}>`}
   </${Boundary}></${Frame}>`;
 }
 

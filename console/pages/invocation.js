@@ -91,7 +91,7 @@ function Head({ invocation, last, reload }) {
   const status = statusOf(invocation);
   const by = invocation.called_by;
   return html`<header class="one-head stack">
-    <div class="row wrap"><a href=${href(["invocations"])} class="muted">Invocations</a><span class="faint">/</span><${Id} id=${invocation.id} plain whole /></div>
+    <div class="crumbs"><a href=${href(["invocations"])}>Invocations</a><${Icon} name="right" size=${11} /><${Id} id=${invocation.id} plain whole /></div>
     <div class="page-head"><h1>${invocation.service}<span class="faint">/</span>${invocation.handler}${invocation.key && html` <span class="mono one-key">${invocation.key}</span>`}</h1>
       <${Actions} invocation=${invocation} reload=${reload} /></div>
     <div class="meta">

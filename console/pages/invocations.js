@@ -192,7 +192,7 @@ function drawRow({ row, place, chosen, current, select, at, narrow, index }) {
     <span role="cell" class="id muted"><span title=${row.id}>${shortId(row.id)}</span><${Copy} text=${row.id} label=${`Copy ${shortId(row.id)}`} /></span>
     <span role="cell" class="muted">${created}</span>
     <span role="cell" class=${`took s-${status}`}><i><b style=${{ width: barOf(took) }}></b></i><span>${duration(took)}</span></span>
-    <span role="cell" class="muted nowrap">${row.attempts > 1 ? `${row.attempts} attempts` : row.attempts ? "1 attempt" : "not started"}</span>
+    <span role="cell" class=${row.attempts > 1 ? "count" : "count faint"}>${row.attempts ? number(row.attempts) : "–"}</span>
     <span role="cell" class="clip">${note(row)}</span></div>`;
 }
 
@@ -258,7 +258,7 @@ export default function Invocations({ query }) {
     <span role="columnheader">${operator ? html`<input type="checkbox" aria-label="Select all that are loaded" checked=${everything} onChange=${() => {
       setAll(false);
       setSelected(everything ? new Set() : new Set(list.map((each) => each.id)));
-    }} />` : html`<span class="hidden-text">Selection</span>`}</span>${HEAD.map((name) => html`<span role="columnheader">${name}</span>`)}</div>`;
+    }} />` : html`<span class="hidden-text">Selection</span>`}</span>${HEAD.map((name) => html`<span role="columnheader" class=${name === "Attempts" ? "count" : ""}>${name}</span>`)}</div>`;
   return html`<div class="page fills invocations">
     <div class="page-head"><h1>Invocations</h1><${Live} /></div>
     <${Facets} query=${query} />

@@ -44,8 +44,8 @@ export function Notice({ kind = "", icon = "info", children }) {
   return html`<div class=${`notice ${kind}`}><${Icon} name=${icon} /><div class="grow">${children}</div></div>`;
 }
 
-export function Empty({ icon = "info", title, children }) {
-  return html`<div class="empty"><${Icon} name=${icon} size=${28} /><h2>${title}</h2>${children}</div>`;
+export function Empty({ icon = "info", title, level = "h2", children }) {
+  return html`<div class="empty"><${Icon} name=${icon} size=${28} /><${level}>${title}</${level}>${children}</div>`;
 }
 
 export function Failure({ error, what = "This page", retry }) {
