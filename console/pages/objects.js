@@ -150,6 +150,6 @@ function One({ service, objectKey }) {
 
 export default function Objects({ path, query }) {
   if (path[2]) return html`<${One} service=${path[1]} objectKey=${path[2]} />`;
-  return html`<div class="page"><div class="page-head"><h1>${path[1] ? html`<a class="muted" href=${href(["objects"])}>Objects</a> <span class="faint">/</span> ${path[1]}` : "Objects"}</h1></div>
+  return html`<div class="page"><div>${path[1] && html`<div class="crumbs"><a href=${href(["objects"])}>Objects</a></div>`}<div class="page-head"><h1>${path[1] || "Objects"}</h1></div></div>
     ${path[1] ? html`<${Keys} service=${path[1]} query=${query} />` : html`<${Services} />`}</div>`;
 }

@@ -119,7 +119,7 @@ function One({ name, query }) {
   if (!service) return html`<div class="page"><${Loading} /></div>`;
   const handler = service.handlers.find((each) => each.name === query.handler) || service.handlers[0];
   const totals = service.totals;
-  return html`<div class="page"><div class="stack"><div class="page-head"><h1><a class="muted" href=${href(["services"])}>Services</a> <span class="faint">/</span> ${name}</h1><${PauseButton} scope=${{ service: name }} /><a class="button" href=${href(["invocations"], { service: name })}>Invocations</a>${service.kind !== "service" && html`<a class="button" href=${href(["objects", name])}>Keys</a>`}</div>
+  return html`<div class="page"><div class="stack"><div class="crumbs"><a href=${href(["services"])}>Services</a></div><div class="page-head"><h1>${name}</h1><${PauseButton} scope=${{ service: name }} /><a class="button" href=${href(["invocations"], { service: name })}>Invocations</a>${service.kind !== "service" && html`<a class="button" href=${href(["objects", name])}>Keys</a>`}</div>
       <div class="meta"><span class="tag">${service.kind}</span><span>revision ${service.revision}</span><span class="mono muted">${service.uri}</span>
         ${totals && html`<span><strong>${number(totals.invoked)}</strong> <span class="muted">invoked</span></span><span><strong>${number(totals.succeeded)}</strong> <span class="muted">succeeded</span></span><span><strong class=${totals.failed ? "bad" : ""}>${number(totals.failed)}</strong> <span class="muted">failed</span></span><span><strong>${number(totals.attempts_failed ?? 0)}</strong> <span class="muted">failed attempts</span></span>`}</div>
       ${service.doc && html`<p class="muted">${service.doc}</p>`}</div>

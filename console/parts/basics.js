@@ -119,8 +119,9 @@ export function Virtual({ rows, height, line, more, top, label, columns, atRow, 
     return () => watch.disconnect();
   }, [height]);
   useEffect(() => {
+    // After every change of the rows: a page may be empty and still have others behind it.
     if (more && view.from + view.size >= rows.length - 40) more();
-  }, [view.from, view.size, rows.length, more]);
+  }, [view.from, view.size, rows, more]);
   useLayoutEffect(() => {
     if (atRow === undefined || atRow < 0) return;
     const element = box.current;
@@ -152,10 +153,16 @@ export function useNarrow(query = "(max-width: 640px)") {
 export function Menu({ label, children, toRight, cls = "", icon }) {
   const [open, set] = useState(false);
   const box = useRef(null);
+  /** Focus goes back to the button, so that a dialog that opens now returns it there, too. */
+  const close = () => {
+    set(false);
+    if (box.current?.contains(document.activeElement)) box.current.querySelector("button").focus();
+  };
   useEffect(() => {
     if (!open) return undefined;
     const leave = (event) => {
-      if (event.type === "keydown" ? event.key === "Escape" : !box.current?.contains(event.target)) set(false);
+      if (event.type === "keydown" && event.key === "Escape") close();
+      if (event.type === "pointerdown" && !box.current?.contains(event.target)) set(false);
     };
     addEventListener("pointerdown", leave);
     addEventListener("keydown", leave);
@@ -166,6 +173,6 @@ export function Menu({ label, children, toRight, cls = "", icon }) {
   }, [open]);
   return html`<div class="menu" ref=${box}>
     <button type="button" class=${cls} aria-expanded=${open ? "true" : "false"} onClick=${() => set(!open)}>${icon && html`<${Icon} name=${icon} />`}${label}</button>
-    ${open && html`<div class=${`sheet ${toRight ? "to-right" : ""}`} onClick=${(event) => event.target.closest("button[data-ends]") && set(false)}>${children(() => set(false))}</div>`}
+    ${open && html`<div class=${`sheet ${toRight ? "to-right" : ""}`} onClick=${(event) => event.target.closest("button[data-ends]") && close()}>${children(close)}</div>`}
   </div>`;
 }
