@@ -1,5 +1,5 @@
 // The start of the console: who is signed in, which page is shown. Pages are loaded when they are opened.
-import { Component, html, render, useEffect, useState } from "./lib/ui.js";
+import { Component, html, render, useLayoutEffect, useState } from "./lib/ui.js";
 import { refreshSession, session, useGet } from "./lib/api.js";
 import { useStore } from "./lib/store.js";
 import { route } from "./lib/router.js";
@@ -57,7 +57,7 @@ class Boundary extends Component {
 function Page({ name, path, query }) {
   const [module, set] = useState(() => loaded.get(name) || null);
   const [error, setError] = useState(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (loaded.has(name)) set(loaded.get(name));
     else load(name).then(set, () => setError({ message: "this page could not be loaded", hint: "reload to try again" }));
   }, [name]);
@@ -85,7 +85,7 @@ function Console() {
 function App() {
   const principal = useStore(session);
   const [problem, setProblem] = useState(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     let timer = 0;
     const start = () => refreshSession().then(() => setProblem(null), (error) => {
       setProblem(error);

@@ -53,6 +53,14 @@ ROUTES: Final = (
         PUBLIC,
         answers=((200, "the file"), (304, "it has not changed"), NO_SUCH),
     ),
+    Route(
+        "GET",
+        "/console/{version}/{folder}/{name}",
+        "console_version",
+        "A file of the console, which browsers keep: its address changes with its content",
+        PUBLIC,
+        answers=((200, "the file"), (304, "it has not changed"), NO_SUCH),
+    ),
     Route("GET", "/session", "session", "Who sends this request, by token or by cookie", PUBLIC),
     Route(
         "POST",

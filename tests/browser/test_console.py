@@ -248,6 +248,22 @@ async def test_what_is_paused_for_everybody_is_on_every_page_until_it_is_resumed
         assert (await page.doors.ask("GET", "/pauses", page.doors.root))[1]["services"] == []
 
 
+async def test_a_second_visit_loads_no_file_again_and_asks_before_its_modules_run(tmp_path: Path) -> None:
+    async with console(tmp_path) as page:
+        await page.sign_in("read")
+        await page.tab.open(f"{page.base}/")
+        await page.tab.until("document.querySelector('.tile strong') !== null")
+        loaded = await page.tab.run(
+            "return performance.getEntriesByType('resource').map((each) => "
+            "({path: new URL(each.name).pathname, bytes: each.transferSize, by: each.initiatorType, at: each.startTime}))"
+        )
+        files = [each for each in loaded if each["path"].startswith("/console/")]
+        asked = [each["path"] for each in sorted(loaded, key=lambda each: each["at"]) if each not in files]
+
+        assert len(files) > 20 and [each["path"] for each in files if each["bytes"] > 0] == []
+        assert set(asked[:6]) == {"/session", "/cluster", "/deployments", "/pauses", "/services", "/statistics"}, asked
+
+
 TYPE = """
 const field = document.querySelector('.try-it textarea');
 field.value = %s;
