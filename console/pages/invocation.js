@@ -185,8 +185,7 @@ export default function One({ path, query }) {
   if (!invocation) return html`<div class="page"><${Loading} /></div>`;
   return html`<div class="page one">
     <${Head} invocation=${invocation} last=${last} reload=${asked.reload} />
-    ${doubt && html`<${Notice} kind="worse" icon="warning"><strong>Step ${doubt.index}, ${nameOf(doubt)}, is in doubt.</strong> It may or may not have happened.
-      <button type="button" class="link" onClick=${() => choose(doubt.index)}>Look and decide</button></${Notice}>`}
+    ${doubt && html`<${Notice} kind="worse" icon="warning"><strong>Step ${doubt.index}, ${nameOf(doubt)}, is in doubt.</strong> It may or may not have happened. ${" "}<button type="button" class="link" onClick=${() => choose(doubt.index)}>Look and decide</button></${Notice}>`}
     <nav class="tabs" aria-label="Views">${TABS.map(([name, label]) => html`<a key=${name} href=${href(path, { ...query, tab: name === "timeline" ? "" : name })} aria-current=${tab === name ? "page" : undefined}>${label}</a>`)}</nav>
     ${error && html`<${Failure} error=${error} what="The journal" />`}
     ${!complete && html`<${Notice}>The journal is long: the first ${number(STEPS_MAX)} steps are loaded.</${Notice}>`}

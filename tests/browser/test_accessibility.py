@@ -264,3 +264,20 @@ async def test_a_list_of_ten_thousand_is_as_light_as_a_short_one(tmp_path: Path)
         assert slow < quick * 4 + 8, f"a step takes {slow:.1f} ms among 10,000 rows, {quick:.1f} ms among 500"
         last = "document.querySelector('.virtual .line:last-child').getAttribute('aria-rowindex')"
         await page.tab.until(f"(document.querySelector('.virtual').scrollTop = 1e9, {last} === '10001')")
+
+
+async def test_a_question_ends_with_the_page_that_asked_it(tmp_path: Path) -> None:
+    async with console(tmp_path) as page:
+        ids = await seed(page)
+        await page.sign_in("operate")
+        await page.go("cluster")
+        await page.shows("Partitions")
+        await page.go(f"invocations/{ids['flaky/fail']}")
+        await page.click('[data-action="cancel"]')
+        await page.tab.until("document.querySelector('dialog[open]') !== null")
+
+        await page.tab.run("history.back()")
+        await page.shows("Partitions")
+
+        await page.tab.until("document.querySelector('dialog') === null")
+        assert not await page.is_cancelled(ids["flaky/fail"])
