@@ -33,7 +33,7 @@ try {
   }
   window.early = new Map();
   const ask = (path) => {
-    const answer = fetch(path, { credentials: "same-origin" });
+    const answer = fetch(path, { credentials: "same-origin", signal: AbortSignal.timeout(30_000) });
     answer.catch(() => {}); // Whoever takes it says what is wrong.
     window.early.set(path, { answer, at: Date.now() });
     return answer;

@@ -4,6 +4,7 @@ import { store } from "./store.js";
 import { onChange } from "./live.js";
 
 const PATIENCE_MS = 30_000;
+const SLOW_MS = 8000; // Then the user is told, although the answer may still come.
 const EARLY_MS = 3000;
 const TOGETHER_MS = 50;
 const COVERS = { read: ["read", "approve", "operate", "admin"], approve: ["approve", "operate", "admin"], operate: ["operate", "admin"], admin: ["admin"], invoke: ["invoke", "admin"] };
@@ -47,14 +48,19 @@ export async function ask(method, path, { query, body, signal, patience = PATIEN
     options.body = JSON.stringify(body);
   }
   const target = url(path, query);
+  const began = Date.now();
+  const lost = (error) => connection.get().up && connection.set({ up: false, since: began, error });
+  const slow = method === "GET" ? setTimeout(() => !signal?.aborted && lost("the node does not answer"), SLOW_MS) : 0;
   let response;
   try {
     response = await (method === "GET" && !target.includes("?") ? shared(target, limit) : fetch(target, options));
   } catch (error) {
     if (signal?.aborted) throw error;
     const message = limit.aborted ? `the node did not answer within ${patience / 1000} s` : "the node does not answer";
-    if (connection.get().up) connection.set({ up: false, since: Date.now(), error: message });
+    lost(message);
     throw new ApiError(0, { message, hint: "it is asked again by itself; other nodes show the same console" });
+  } finally {
+    clearTimeout(slow);
   }
   if (!connection.get().up) connection.set({ up: true, since: 0, error: "" });
   const answer = await response.json().catch(() => ({}));
@@ -83,6 +89,17 @@ function shared(target, signal) {
 
 export const get = (path, query, signal) => ask("GET", path, { query, signal });
 export const post = (path, query, body) => ask("POST", path, { query, body });
+
+/** Calls `load` when a node that did not answer answers again. */
+export function useReturn(load) {
+  useEffect(() => {
+    let { up } = connection.get();
+    return connection.watch((now) => {
+      if (now.up && !up) load();
+      ({ up } = now);
+    });
+  }, [load]);
+}
 
 export async function refreshSession() {
   const found = await get("/session");
@@ -131,6 +148,7 @@ export function useGet(path, query = {}, { kinds = [], every = 0, filter } = {})
       running.current = null;
     };
   }, [load]);
+  useReturn(load);
   useEffect(() => (kinds.length ? onChange(kinds, load, filter) : undefined), [load, kinds.join(), JSON.stringify(filter)]);
   useEffect(() => {
     if (!every || state.error?.missing) return undefined;

@@ -1,6 +1,6 @@
 // One invocation: what it is, why it waits, what it did when, and what an operator may do about it.
 import { classes, html, useCallback, useEffect, useMemo, useRef, useState } from "../lib/ui.js";
-import { get, may, post, segment, useGet } from "../lib/api.js";
+import { get, may, post, segment, useGet, useReturn } from "../lib/api.js";
 import { useStore } from "../lib/store.js";
 import { onChange } from "../lib/live.js";
 import { go, href, setQuery } from "../lib/router.js";
@@ -37,6 +37,7 @@ function useJournal(id, version) {
     load();
     return () => (run.current += 1);
   }, [load, version]);
+  useReturn(load);
   return state;
 }
 

@@ -54,6 +54,7 @@ export function Failure({ error, what = "This page", retry }) {
     return html`<${Empty} icon="info" title=${`${what} needs a newer release`}>
       <p>This node does not have the endpoint behind it. Everything else works. Upgrade the node to see it.</p></${Empty}>`;
   }
+  if (error.status === 0) return html`<p class="muted" role="status">Waiting for the node…</p>`; // The banner says the rest.
   if (error.status === 403) {
     return html`<${Empty} icon="tokens" title="Your token may not see this"><p>${error.message}. ${error.hint}</p></${Empty}>`;
   }

@@ -53,7 +53,7 @@ function Banner() {
   const state = useStore(connection);
   const at = useStore(now);
   if (state.up) return null;
-  return html`<div class="banner" role="alert"><${Icon} name="warning" /><span>${state.error[0].toUpperCase() + state.error.slice(1)} for ${duration(Math.max(1000, at - state.since))}.
+  return html`<div class="banner" role="alert"><${Icon} name="warning" /><span>Node ${session.get().node} has not answered for ${duration(Math.max(1000, Math.floor((at - state.since) / 1000) * 1000))}.
     What you see is from before; it is asked again every few seconds. Other nodes of the cluster show the same console.</span></div>`;
 }
 

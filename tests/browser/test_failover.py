@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -96,7 +97,7 @@ async def test_a_page_says_that_its_node_is_gone_and_finds_it_again(tmp_path: Pa
             await page.until(f"document.querySelector('a[href=\"#/invocations/{first.invocation_id}\"]') !== null")
 
             node.kill()
-            await page.until("document.querySelector('.banner')?.textContent.includes('does not answer')")
+            await page.until("document.querySelector('.banner')?.textContent.includes('Node n1 has not answered')")
             await page.until(f"{PILL}.includes('node does not answer')")
             kept = await page.run("return document.querySelectorAll('.invocation-row.line').length")
             second = await client.send(add, "meanwhile", key="b")
@@ -111,3 +112,28 @@ async def test_a_page_says_that_its_node_is_gone_and_finds_it_again(tmp_path: Pa
             assert kept == 1, "what was on the screen stays"
             assert await page.run(ERRORS) == []
             assert await is_intact(page)
+
+
+async def test_a_node_that_hangs_is_told_apart_from_a_slow_answer_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    async with watched(tmp_path) as (here, chromium):
+        node = here.nodes[0]
+        async with here.client(here.nodes[1]) as client:
+            made = await client.send(add, "before", key="a")
+        page = await opened(chromium, node, "overview")
+        await page.until(f"{TILE}.includes('3/3 nodes')")
+        # Pages that were not opened yet are loaded meanwhile.
+        for module in ("pages/invocations", "parts/filters", "parts/actions"):
+            await page.until(
+                f"performance.getEntriesByType('resource').some((each) => each.name.endsWith('{module}.js'))"
+            )
+
+        node.signal(signal.SIGSTOP)
+        await page.run("location.hash = '#/invocations'")
+        await page.until("document.querySelector('.banner')?.textContent.includes('Node n1 has not answered')")
+        assert "reconnecting" in await page.run("return document.querySelector('.live').textContent")
+        node.signal(signal.SIGCONT)
+
+        await page.until("document.querySelector('.banner') === null")
+        await page.until(f"document.querySelector('a[href=\"#/invocations/{made.invocation_id}\"]') !== null")
+        assert await page.run(ERRORS) == []
+        assert await is_intact(page)
