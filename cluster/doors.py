@@ -16,6 +16,7 @@ from holdfast.cluster.admin.events import EventAdmin
 from holdfast.cluster.admin.healths import Healths
 from holdfast.cluster.admin.identity import IdentityAdmin
 from holdfast.cluster.admin.invocations import InvocationAdmin
+from holdfast.cluster.admin.invoking import InvokingAdmin
 from holdfast.cluster.admin.log_level import LogLevelAdmin
 from holdfast.cluster.admin.logs import LogAdmin
 from holdfast.cluster.admin.objects import ObjectAdmin
@@ -93,10 +94,7 @@ class Doors:
             abandon=True,
             tls=ground.certificates.door("ingress"),
         )
-        healths = Healths(
-            ground.healths.everywhere,
-            open_to_all=bool(config.deployment_addresses.entries) or config.auth != "tokens",
-        )
+        healths = _healths(ground)
         self._log_level = LogLevel(config.log_level)
         self.metrics = self._metrics(ground, serving, state)
         surveys, trees = Surveys(serving.reader), Trees(serving.reader)
@@ -110,6 +108,7 @@ class Doors:
             DeploymentAdmin(registry, serving.reader, healths),
             ObjectAdmin(registry, serving.router, serving.reader, surveys),
             InvocationAdmin(registry, serving.router, serving.reader, trees, healths=healths, now_ms=now_ms),
+            InvokingAdmin(serving.clients),
             TreeAdmin(serving.reader, trees),
             StatisticsAdmin(serving.reader, now_ms),
             WaitingAdmin(surveys),
@@ -280,6 +279,12 @@ def _overview(ground: Ground, serving: Serving) -> Overview:
         snapshots=ground.snapshots,
         objects=ground.objects,
     )
+
+
+def _healths(ground: Ground) -> Healths:
+    config = ground.config
+    open_to_all = bool(config.deployment_addresses.entries) or config.auth != "tokens"
+    return Healths(ground.healths.everywhere, open_to_all=open_to_all)
 
 
 def _queries(ground: Ground, serving: Serving, overview: Overview, healths: Healths) -> Queries:
