@@ -7,12 +7,28 @@ answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypedDict
 
 from holdfast.cluster.peers.rpc import Rpc
 from holdfast.cluster.peers.survey import ask_all
 
 _METHOD: Final = "vitals"
+
+
+class Disk(TypedDict):
+    """In bytes."""
+
+    free: int
+    total: int
+
+
+class ShownVitals(TypedDict):
+    """What a node says about itself; null if it does not answer."""
+
+    uptime_s: int | None
+    disk: Disk | None
+    memory_bytes: int | None
+    loop_lag_ms: Annotated[int | None, "by how much the last timer of its event loop was late"]
 
 
 class Vitals(NamedTuple):
@@ -24,7 +40,7 @@ class Vitals(NamedTuple):
     memory_bytes: int  # resident; 0: the system does not tell
     loop_lag_ms: int  # the delay of the last timer of the event loop
 
-    def show(self) -> dict[str, Any]:
+    def show(self) -> ShownVitals:
         return {
             "uptime_s": self.uptime_s,
             "disk": {"free": self.disk_free, "total": self.disk_total},
@@ -34,7 +50,7 @@ class Vitals(NamedTuple):
 
 
 #: Of a node that did not answer.
-UNKNOWN: Final = {"uptime_s": None, "disk": None, "memory_bytes": None, "loop_lag_ms": None}
+UNKNOWN: Final[ShownVitals] = {"uptime_s": None, "disk": None, "memory_bytes": None, "loop_lag_ms": None}
 
 
 class AllVitals:
