@@ -27,7 +27,6 @@ from holdfast.statemachine.commands import Payload, Ref
 from holdfast.statemachine.effects import Status
 from holdfast.statemachine.history import EndedAttempt
 from holdfast.statemachine.levels import LEVEL
-from holdfast.statemachine.listing import POSITION_BYTES
 from holdfast.statemachine.queries import FailedAttempt, Filter, ServiceStatistics, ShownFailure, Statistics
 from holdfast.statemachine.records import (
     End,
@@ -38,6 +37,7 @@ from holdfast.statemachine.records import (
     unpack_invocation,
     unpack_object,
 )
+from holdfast.statemachine.tables import POSITION_BYTES
 from holdfast.statemachine.txn import ReadTxn, TwoWayTxn
 
 PAGE_OF_SCAN: Final = 1000

@@ -22,7 +22,7 @@ from holdfast.cluster.sql.relations import (
     times,
 )
 from holdfast.sdk.ids import NO_INVOCATION, InvocationId, PartitionNumber, format_id, partition_key, partition_of
-from holdfast.statemachine import history, listing, queries
+from holdfast.statemachine import history, queries
 from holdfast.statemachine.effects import STATUS_NAMES, Status
 from holdfast.statemachine.history import ENDED_NAMES, EndedAttempt
 from holdfast.statemachine.outcomes import failure_of, is_success, payload_of
@@ -35,7 +35,7 @@ from holdfast.statemachine.records import (
     unpack_completed_outcome,
     unpack_invocation,
 )
-from holdfast.statemachine.tables import ACTIVE, COMPLETED, CREATED, HISTORY, after
+from holdfast.statemachine.tables import ACTIVE, COMPLETED, CREATED, HISTORY, after, position
 
 _DONE: Final = STATUS_NAMES[Status.COMPLETED]
 
@@ -209,9 +209,9 @@ def _by_time(view: View, wanted: Wanted, lowest: int | None, highest: int | None
     """Newest first."""
     first, end = CREATED + (wanted.position + b"\0" if wanted.position else b""), after(CREATED)
     if highest is not None:
-        first = max(first, CREATED + listing.position(highest, NO_INVOCATION))
+        first = max(first, CREATED + position(highest, NO_INVOCATION))
     if lowest is not None and lowest > 0:
-        end = min(end, CREATED + listing.position(lowest - 1, NO_INVOCATION))
+        end = min(end, CREATED + position(lowest - 1, NO_INVOCATION))
     for key, _ in view.txn.scan(first, end):
         entry = _load(view, InvocationId(key[9:]))
         assert entry is not None, "an invocation in the index exists"
