@@ -402,7 +402,7 @@ def split_target(target: str) -> tuple[list[str], dict[str, str]]:
         segments = path[1:].split("/")
         if "%" in path:
             segments = [unquote(segment, errors="strict") for segment in segments]
-        parameters = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=16)) if query else {}
+        parameters = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=64)) if query else {}
     except (UnicodeError, ValueError):
         raise BadRequest("the path or query is not UTF-8, or too long", "percent-encode keys as UTF-8") from None
     return segments, parameters

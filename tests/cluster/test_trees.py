@@ -160,3 +160,56 @@ def test_whole_values_are_read_as_they_are(tmp_path: Path) -> None:
         assert (await value(root, "x"))[0] == 400 and (await value(root, 0, "whole"))[0] == 400
 
     run(tmp_path, scenario)
+
+
+def test_the_invocations_of_a_tree_are_listed_by_its_root(tmp_path: Path) -> None:
+    async def scenario(at: Serving) -> None:
+        root = await with_family(at)
+        for number in range(10):
+            await at.call("echo/say", str(number).encode())
+        nodes = {node["id"]: node for node in (await tree_of(at, root))["nodes"]}
+        for id_ in nodes:
+            await at.reaches(id_, "completed")
+        inner = next(id_ for id_, node in nodes.items() if node["parent"] == root and node["service"] == "family")
+
+        below = await at.listed("invocations", f"root={root}", 3)
+        oldest = await at.listed("invocations", f"root={root}&order=oldest", 3)
+        echoes = await at.listed("invocations", f"root={root}&service=echo", 3)
+        called = await at.listed("invocations", f"parent={root}", 2)
+        _, page = await at.admin("GET", f"/invocations?parent={root}")
+
+        assert {each["id"] for each in below} == nodes.keys() and len(below) == len(nodes) == 8
+        assert [each["id"] for each in oldest] == [each["id"] for each in reversed(below)]
+        assert {each["id"] for each in echoes} == {id_ for id_, node in nodes.items() if node["service"] == "echo"}
+        assert {each["id"] for each in called} == {id_ for id_, node in nodes.items() if node["parent"] == root}
+        assert page["looked_at"] == 3 and page["complete"], "others were not looked at"
+        assert {each["id"] for each in await at.listed("invocations", f"root={inner}", 9)} == {
+            inner,
+            *(id_ for id_, node in nodes.items() if node["parent"] == inner),
+            *(id_ for id_, node in nodes.items() if nodes.get(node["parent"], {}).get("parent") == inner),
+        }
+        assert (await at.admin("POST", f"/invocations/purge?root={inner}&dry_run=true"))[1]["matched"] == 3
+        await at.admin("POST", f"/invocations/{root}/purge")
+        assert (await at.error("GET", f"/invocations?root={root}"))[0] == 404
+        assert {each["id"] for each in await at.listed("invocations", f"parent={root}", 2)} == {
+            each["id"] for each in called
+        }, "its journal is gone, so all are looked at"
+
+    run(tmp_path, scenario)
+
+
+def test_a_tree_that_is_too_large_to_walk_is_not_called_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees, "MEMBERS_MAX", 4)
+
+    async def scenario(at: Serving) -> None:
+        root = await with_family(at)
+
+        _, page = await at.admin("GET", f"/invocations?root={root}")
+        done = await at.admin("POST", f"/invocations/purge?root={root}&dry_run=true")
+
+        assert len(page["invocations"]) == page["looked_at"] == 4 and not page["complete"]
+        assert done[1]["matched"] == 4 and done[1]["more"]
+
+    run(tmp_path, scenario)
