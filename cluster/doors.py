@@ -55,7 +55,6 @@ from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.partition.metrics import of_groups, of_log, of_partitions, of_queues
 from holdfast.cluster.peers.metrics import of_links
 from holdfast.cluster.registry.spread import Spread
-from holdfast.cluster.routing.families import Families
 from holdfast.cluster.routing.surveys import Surveys
 from holdfast.cluster.routing.trees import Trees
 from holdfast.cluster.serving import Serving
@@ -99,7 +98,6 @@ class Doors:
         self._log_level = LogLevel(config.log_level)
         self.metrics = self._metrics(ground, serving, state)
         surveys, trees = Surveys(serving.reader), Trees(serving.reader)
-        families = Families(serving.reader, trees, now_ms=now_ms)
         overview = _overview(ground, serving)
         self.queries = _queries(ground, serving, overview, healths)
         parts = [
@@ -109,9 +107,7 @@ class Doors:
             ),
             DeploymentAdmin(registry, serving.reader, healths),
             ObjectAdmin(registry, serving.router, serving.reader, surveys),
-            InvocationAdmin(
-                registry, serving.router, serving.reader, trees, families=families, healths=healths, now_ms=now_ms
-            ),
+            InvocationAdmin(registry, serving.router, serving.reader, trees, healths=healths, now_ms=now_ms),
             InvokingAdmin(serving.clients),
             TreeAdmin(serving.reader, trees),
             StatisticsAdmin(serving.reader, now_ms),

@@ -82,7 +82,9 @@ def _turned(where: bytes) -> bytes:
     return (int.from_bytes(where, "big") ^ _EVERY_BIT).to_bytes(len(where), "big")
 
 
-def ordered(txn: TwoWayTxn, wanted: Filter, after_rank: bytes, limit: int, order: Order = Order.NEWEST) -> Found | None:
+def ordered(
+    txn: TwoWayTxn, wanted: Filter, after_rank: bytes, limit: int, *, order: Order = Order.NEWEST
+) -> Found | None:
     """At most `limit` invocations that match after a rank, in order. It may be short: see LOOKED_AT_MAX.
 
     Returns None while the indexes are incomplete.

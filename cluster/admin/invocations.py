@@ -55,12 +55,11 @@ class InvocationAdmin:
         reader: Reader,
         trees: Trees,
         *,
-        families: Families,
         healths: Healths,
         now_ms: Callable[[], int],
     ) -> None:
         self._trees = trees
-        self._families = families
+        self._families = Families(reader, trees, now_ms=now_ms)
         self._registry = registry
         self._router = router
         self._reader = reader

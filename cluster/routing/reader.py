@@ -260,7 +260,7 @@ class Reader:
 
         async def read(number: PartitionNumber, position: bytes, size: int) -> Slice[Invocation]:
             nonlocal looked_at
-            slice_ = await self._slice(number, wanted, position, size, order)
+            slice_ = await self._slice(number, wanted, position, size, order=order)
             looked_at += slice_.looked_at
             return [(lists.rank(record, order), record) for record in slice_.records], slice_.more
 
@@ -300,15 +300,19 @@ class Reader:
         answers = await asyncio.gather(*(self._slice_of(number, "failures", by_partition[number]) for number in asked))
         return {id_: failure for answer in answers for id_, failure in answer}
 
-    async def _slice(self, number: PartitionNumber, wanted: Filter, position: bytes, limit: int, order: Order) -> Found:
+    async def _slice(
+        self, number: PartitionNumber, wanted: Filter, position: bytes, limit: int, *, order: Order
+    ) -> Found:
         """Read more of one partition."""
         if self._level() >= 2:
             found: Found | None = await self._slice_of(number, "ordered", tuple(wanted), position, limit, int(order))
             if found is not None:
                 return found
-        return await self._scan(number, wanted, position, limit, order)
+        return await self._scan(number, wanted, position, limit, order=order)
 
-    async def _scan(self, number: PartitionNumber, wanted: Filter, position: bytes, limit: int, order: Order) -> Found:
+    async def _scan(
+        self, number: PartitionNumber, wanted: Filter, position: bytes, limit: int, *, order: Order
+    ) -> Found:
         """The same for a partition whose index is incomplete: scan all of it. An upgrade completes the index."""
         sent = tuple(wanted)
         if self._level() < 2:
@@ -406,7 +410,7 @@ def _slice(txn: ReadTxn, wanted: Sequence[Any], after: bytes, limit: int) -> tup
 
 
 def _ordered(txn: TwoWayTxn, wanted: Sequence[Any], after: bytes, limit: int, order: int) -> Found | None:
-    return lists.ordered(txn, Filter(*wanted), after, limit, Order(order))
+    return lists.ordered(txn, Filter(*wanted), after, limit, order=Order(order))
 
 
 def _chosen(txn: ReadTxn, wanted: Sequence[Any], ids: Sequence[InvocationId]) -> list[Invocation]:

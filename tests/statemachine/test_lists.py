@@ -32,7 +32,7 @@ def pages(rig: Rig, wanted: Filter, order: Order = Order.NEWEST, *, limit: int =
     found: list[InvocationId] = []
     after: bytes | None = b""
     while after is not None:
-        page = lists.ordered(rig.txn, wanted, after, limit, order)
+        page = lists.ordered(rig.txn, wanted, after, limit, order=order)
         assert page is not None
         records, after, _ = page
         assert len(records) <= limit
@@ -129,7 +129,7 @@ def test_the_order_of_completion_has_what_a_scan_finds(wanted: Filter, monkeypat
 
 
 def looked_at(rig: Rig, wanted: Filter, order: Order = Order.NEWEST) -> int:
-    found = lists.ordered(rig.txn, wanted, b"", 100, order)
+    found = lists.ordered(rig.txn, wanted, b"", 100, order=order)
     assert found is not None and found.records and found.more is None
     return found.looked_at
 
