@@ -18,7 +18,7 @@ TAGS_BYTES_MAX: Final = 2048  # names and values together; every step rewrites t
 TAG_NAME_BYTES_MAX: Final = 64
 TAG_VALUE_BYTES_MAX: Final = 256
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]+")
-_UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f]")
+_UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class BadTags(ValueError):
@@ -64,7 +64,7 @@ def _size(text: str) -> int:
 def format_tags(tags: Mapping[str, str]) -> str:
     """The content of the header. Raises BadTags."""
     check_tags(tags)
-    return ",".join(f"{name}={quote(value, safe=' /:@')}" for name, value in tags.items())
+    return ",".join(f"{name}={quote(value, safe='/:@')}" for name, value in tags.items())
 
 
 def parse_tags(text: str) -> dict[str, str]:

@@ -93,7 +93,7 @@ def test_both_clients_send_tags_in_the_header(kind: type) -> None:
                 await ask(kind, url, "call", "greeter/greet", 1, tags={"tenant": ""})
 
     asyncio.run(main())
-    assert seen == ["tenant=acme%2C Inc", "tenant=acme", None]
+    assert seen == ["tenant=acme%2C%20Inc", "tenant=acme", None]
     assert kind is not Client or "tags" in Client.call.__annotations__
 
 
