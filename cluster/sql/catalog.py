@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from holdfast.cluster.sql.invocations import ATTEMPTS, INVOCATIONS, STATISTICS
+from holdfast.cluster.sql.invocations import ATTEMPTS, INVOCATIONS, STATISTICS, TAGS
 from holdfast.cluster.sql.journals import AWAKEABLES, IN_DOUBT, JOURNAL_TABLE
 from holdfast.cluster.sql.objects import OBJECTS, PROMISES, STATE, TIMERS
 from holdfast.cluster.sql.overviews import OVERVIEWS
@@ -15,6 +15,7 @@ TABLES: Final[Mapping[str, Table]] = {
     table.name: table
     for table in (
         INVOCATIONS,
+        TAGS,
         STATISTICS,
         JOURNAL_TABLE,
         ATTEMPTS,
