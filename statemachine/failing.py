@@ -55,21 +55,20 @@ def note(state: State, record: Invocation) -> None:
 
 
 def forgive(state: State, record: Invocation) -> None:
-    """The invocation is about to complete."""
-    if record.in_failing:
-        record.in_failing = False
-        state.delete(_key(record))
+    """The invocation, which has a row, is about to complete."""
+    state.delete(_key(record))
+    record.in_failing = False
 
 
 def keep(state: State, record: Invocation) -> None:
-    """The invocation is completed."""
+    """The invocation is completed. One that succeeded gets no row."""
     if state.level >= 2 and record.end > End.SUCCEEDED:
         state.put(_key(record), b"")
 
 
 def forget(state: State, record: Invocation) -> None:
-    """A completed invocation is removed."""
-    if state.level >= 2 and record.end > End.SUCCEEDED:
+    """A completed invocation is removed, which did not succeed."""
+    if state.level >= 2:
         state.delete(_key(record))
 
 

@@ -308,9 +308,11 @@ def end(state: State, record: Invocation, outcome: list[Any]) -> None:
     record.end = _SUCCEEDED if failure is None else _ENDS.get(failure.kind, _FAILED)
     record.code = 0 if failure is None else failure.code
     record.due_ms = timers.due_in(state, record.retention_ms)
-    failing.forgive(state, record)
+    if record.in_failing:
+        failing.forgive(state, record)
     attempts.set_status(state, record, _COMPLETED)
-    failing.keep(state, record)
+    if failure is not None:
+        failing.keep(state, record)
     state.counters(record.service)[_COUNTED[record.end]] += 1
     state.remove(record)
     retention.keep(state, record, outcome)

@@ -48,6 +48,8 @@ def trimmed(row: Sequence[Any], later: Sequence[Any]) -> Sequence[Any]:
     base = len(row) - len(later)
     if row[base:] == later:  # As a rule, and every command and record passes here.
         return row[:base]
+    if row[base + 1 :] == later[1:]:  # A request with an idempotency key has a hash.
+        return row[: base + 1]
     end = len(row)
     while end > base and row[end - 1] == later[end - 1 - base]:
         end -= 1

@@ -73,7 +73,7 @@ class State:
         self._changed_objects: dict[ObjectId, Object] = {}
         self.hooks: dict[HookId, Hook] | None = None  # None: not read yet. See `hooks`.
         self.changed_hooks: dict[HookId, Hook] = {}
-        self._retentions: set[int] = set()  # Those that are known to have a row.
+        self.retentions: set[int] = set()  # Those that are known to have a row: see `note_retention`.
         self._counters: dict[str, list[int]] = {}
         self._deployments: dict[DeploymentId, int] = {}
         self._sent: dict[PartitionNumber, int] = {}
@@ -153,7 +153,7 @@ class State:
         self._changed_objects.clear()
         self.hooks = None
         self.changed_hooks.clear()
-        self._retentions.clear()
+        self.retentions.clear()
         self._forget_small()
         self._meta = None
         self.effects.clear()
@@ -203,8 +203,8 @@ class State:
     def note_retention(self, retention_ms: int) -> None:
         """A completed invocation has this retention. With all of them, the table of expiries is read in the order of
         completion: see `lists`."""
-        if retention_ms not in self._retentions and self.level >= 2:
-            self._retentions.add(retention_ms)
+        if self.level >= 2 and retention_ms not in self.retentions:
+            self.retentions.add(retention_ms)
             key = kept_key(retention_ms)
             if self.get(key) is None:
                 self.put(key, b"")
