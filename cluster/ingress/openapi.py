@@ -12,6 +12,7 @@ from typing import Any, Final
 from holdfast import __version__
 from holdfast.cluster.http.routes import Parameter, Route, document, operation, paths_of
 from holdfast.cluster.ingress.routes import DELAY, ROUTES
+from holdfast.sdk.tags import TAGS_HEADER
 from holdfast.statemachine.access import INVOKE
 from holdfast.statemachine.meta import Handler, Service
 
@@ -20,6 +21,12 @@ _HEADER: Final = {
     "name": "Idempotency-Key",
     "in": "header",
     "description": "requests with the same key are one invocation",
+    "schema": {"type": "string"},
+}
+_TAGS: Final = {
+    "name": TAGS_HEADER,
+    "in": "header",
+    "description": "tags by which the invocation is found: tenant=acme,order=17, with percent-encoded values",
     "schema": {"type": "string"},
 }
 _ACCEPTED: Final = {
@@ -76,7 +83,7 @@ def _begin(service: Service, handler: Handler, path: str, schemas: dict[str, Any
     if handler.doc:
         found["description"] = handler.doc
     found["tags"] = [service.name]
-    found["parameters"].append(_HEADER)
+    found["parameters"] += [_HEADER, _TAGS]
     schema = _schema(f"{service.name}.{handler.name}.input", handler.input_schema, schemas)
     found["requestBody"] = {"content": {handler.input_type: {"schema": schema}}}
     return found

@@ -16,8 +16,10 @@ from holdfast.cluster.routing.trees import Members, Trees
 from holdfast.log.errors import ProposalError
 from holdfast.sdk.ids import InvocationId, format_id
 from holdfast.statemachine import lists
+from holdfast.statemachine.effects import Status
 from holdfast.statemachine.lists import Order
 from holdfast.statemachine.queries import Filter
+from holdfast.statemachine.records import Invocation
 
 AT_A_TIME: Final = 4  # trees that are walked at once
 #: The pages after the first one are of the tree as the first page found it, unless it is older or there were others since.
@@ -79,12 +81,17 @@ class Families:
             del self._walked[next(iter(self._walked))]
         return members
 
+    def _is_incomplete(self, record: Invocation) -> bool:
+        """Whether its journal is being removed, or does not have the calls of a workflow from before it was restarted."""
+        is_due = record.status == Status.COMPLETED and record.due_ms <= self._now_ms()
+        return is_due or bool(record.request)
+
     async def _called(self, parent: InvocationId) -> Members | None:
         """What the journal of an invocation says that it called and sent; None: it does not say all."""
         try:
             description = await self._reader.describe(parent)
-            if description is None or description.record.request:
-                return None  # Its journal is gone. So are the calls of a workflow from before it was restarted.
+            if description is None or self._is_incomplete(description.record):
+                return None
             called = await self._trees.called(description.record)
         except (Unavailable, ProposalError):
             return None  # Its partition does not answer. Its calls are found anyway.

@@ -213,3 +213,55 @@ def test_a_tree_that_is_too_large_to_walk_is_not_called_complete(
         assert done[1]["matched"] == 4 and done[1]["more"]
 
     run(tmp_path, scenario)
+
+
+async def shares(handled: Handled) -> None:
+    """Calls by an idempotency key: only the first caller begins the invocation."""
+    if handled.length == 1:
+        handled.wait_for(handled.step(Op.CALL, "0/call/0", ["echo", "say", None, b"1", {}, "shared"]))
+    else:
+        handled.output(b"1")
+
+
+def test_a_call_that_another_invocation_began_is_in_its_tree_alone(tmp_path: Path) -> None:
+    async def scenario(at: Serving) -> None:
+        at.endpoint.add("family/share", shares)
+        await at.admin("POST", "/deployments", json={"uri": at.endpoint.uri, "force": True})
+        first = await at.send("family/share")
+        await at.reaches(first, "completed")
+        second = await at.send("family/share")
+        await at.reaches(second, "completed")
+
+        async def ids(query: str) -> list[str]:
+            return [each["id"] for each in await at.listed("invocations", query, 5)]
+
+        [shared] = await ids(f"parent={first}")
+        assert sorted(await ids(f"root={first}")) == sorted([first, shared])
+        assert await ids(f"root={second}") == [second] and await ids(f"parent={second}") == []
+
+    run(tmp_path, scenario)
+
+
+def test_calls_of_a_workflow_from_before_its_restart_are_found(tmp_path: Path) -> None:
+    started: list[Handled] = []
+
+    async def calls_when_it_starts_first(handled: Handled) -> None:
+        started.append(handled)
+        if len(started) == 1:
+            handled.wait_for(handled.step(Op.CALL, "0/call/0", ["echo", "say", None, b"1", {}]))
+        else:
+            handled.output(b"1")
+
+    async def scenario(at: Serving) -> None:
+        at.endpoint.add("flow:workflow/run:main", calls_when_it_starts_first)
+        await at.admin("POST", "/deployments", json={"uri": at.endpoint.uri, "force": True})
+        parent = await at.send("flow/k/run")
+        await at.reaches(parent, "completed")
+        [before] = await at.listed("invocations", f"parent={parent}", 5)
+        assert (await at.admin("POST", f"/invocations/{parent}/restart?step=0"))[0] == 200
+        await at.reaches(parent, "completed")
+
+        assert (await at.describe(parent))["children"] == 0
+        assert [each["id"] for each in await at.listed("invocations", f"parent={parent}", 5)] == [before["id"]]
+
+    run(tmp_path, scenario)
