@@ -26,7 +26,7 @@ from tests.cluster.test_trees import calls_below
 #: Whatever differs from one node or moment to the next.
 QUESTIONS = (
     "/statistics", "/invocations?limit=7", "/invocations?order=oldest&limit=7", "/invocations?failure=database",
-    "/invocations?order=completed&limit=7",
+    "/invocations?order=completed&limit=7", "/invocations?tag=of=counter&limit=7",
     "/waiting", "/services/counter/keys", "/services/counter/k1/queue", "/services/signup/k2/promises",
 )  # fmt: skip
 
@@ -44,7 +44,8 @@ async def test_every_node_answers_alike_wherever_the_partitions_are(tmp_path: Pa
                 return found
 
         async def send(path: str, body: str) -> str:
-            async with http.post(f"{nodes['n1'].doors.urls.ingress}/{path}/send", data=body) as answer:
+            url, tags = f"{nodes['n1'].doors.urls.ingress}/{path}/send", {"x-holdfast-tags": f"of={path.split('/')[0]}"}
+            async with http.post(url, data=body, headers=tags) as answer:
                 return str((await answer.json())["invocationId"])
 
         async def reaches(id_: str, status: str) -> None:
@@ -78,6 +79,11 @@ async def test_every_node_answers_alike_wherever_the_partitions_are(tmp_path: Pa
                 answer.pop("at", None)
             assert json.dumps(answers[0]) == json.dumps(answers[1]) == json.dumps(answers[2]), path
         assert len((await get("n3", "/invocations?failure=database"))["invocations"]) == 8
+        tagged = await get("n3", "/invocations?tag=of=counter&order=oldest")
+        assert tagged["looked_at"] == len(tagged["invocations"]) == 16
+        assert [each["created_at"] for each in tagged["invocations"]] == sorted(
+            each["created_at"] for each in tagged["invocations"]
+        )
         assert len((await get("n3", "/services/counter/keys"))["keys"]) == 8
         assert len((await get("n3", "/waiting?kind=promise"))["waiting"]) == 8
 
