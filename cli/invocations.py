@@ -146,7 +146,7 @@ def _read(admin_url: str, chosen: Mapping[str, Any], order: str, limit: int) -> 
         found += page["invocations"]
         cursor = page["cursor"]
         if cursor is None or len(found) >= limit:
-            return found, cursor is not None
+            return found, cursor is not None or not page.get("complete", True)
 
 
 def _rows(found: list[dict[str, Any]]) -> Iterator[tuple[Any, ...]]:

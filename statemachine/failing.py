@@ -13,7 +13,7 @@ from typing import Final
 from holdfast.statemachine.effects import Status
 from holdfast.statemachine.records import End, Invocation
 from holdfast.statemachine.state import State
-from holdfast.statemachine.tables import FAILING, after, position, step_bytes
+from holdfast.statemachine.tables import FAILING, FAILURE, after, position, step_bytes
 from holdfast.statemachine.txn import ReadTxn
 
 #: The rows of active invocations, whatever they fail with: the next attempt may fail with another code.
@@ -76,5 +76,5 @@ def add_older(state: State, record: Invocation) -> None:
     """Add the row of an invocation of before level 2, if it has one."""
     if record.status == Status.COMPLETED:
         keep(state, record)
-    elif record.failures_total:  # Level 1 counted nothing else.
+    elif state.get(FAILURE + record.id) is not None:  # Level 1 did not count all attempts that wrote one.
         note(state, record)

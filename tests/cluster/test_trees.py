@@ -11,6 +11,7 @@ import pytest
 from holdfast.cluster.routing import trees
 from holdfast.sdk.journal import Op
 from holdfast.statemachine import survey
+from holdfast.statemachine.records import Invocation
 from tests.cluster.harness import Handled
 from tests.cluster.serving import Serving, run
 
@@ -194,6 +195,27 @@ def test_the_invocations_of_a_tree_are_listed_by_its_root(tmp_path: Path) -> Non
         assert {each["id"] for each in await at.listed("invocations", f"parent={root}", 2)} == {
             each["id"] for each in called
         }, "its journal is gone, so all are looked at"
+
+    run(tmp_path, scenario)
+
+
+def test_a_tree_is_walked_once_for_all_of_its_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: list[Invocation] = []
+    walk = trees.Trees.members
+
+    async def counted(self: trees.Trees, record: Invocation) -> trees.Members:
+        walked.append(record)
+        return await walk(self, record)
+
+    monkeypatch.setattr(trees.Trees, "members", counted)
+
+    async def scenario(at: Serving) -> None:
+        root = await with_family(at)
+
+        assert len(await at.listed("invocations", f"root={root}", 2)) == 8
+        assert len(walked) == 1
+        assert len(await at.listed("invocations", f"root={root}", 9)) == 8
+        assert len(walked) == 2, "a first page shows what there is now"
 
     run(tmp_path, scenario)
 

@@ -13,9 +13,11 @@ from holdfast.statemachine.commands import (
     FailAttempt,
     FireTimers,
     Kill,
+    PostponeAttempt,
     Purge,
     RaiseLevel,
     RecordRunFailure,
+    Redispatch,
     Restart,
     Resume,
 )
@@ -208,6 +210,23 @@ def test_older_failures_and_completions_are_found_once_the_level_is_raised() -> 
     assert pages(rig, Filter(failure_code=500)) == [failed] and looked_at(rig, Filter(failure_code=500)) == 2
     assert pages(rig, Filter(failure="busy")) == [busy]
     assert set(pages(rig, Filter(), Order.COMPLETED)) == {failed, done, later}
+
+
+def test_an_attempt_that_was_postponed_before_the_level_was_raised_is_found_when_its_failure_is_shown() -> None:
+    rig = Rig()
+    rig.state = State(0, 1, level=1)
+    late = rig.invoke("late")
+    rig.do(PostponeAttempt(late, 1, [1, 503, "not now", "Busy"], 10))
+    rig.do(RaiseLevel(2))
+    while lists.ordered(rig.txn, Filter(), b"", 10) is None:
+        rig.do(FireTimers(1))
+    assert pages(rig, Filter(failure="not now")) == [], "level 1 did not count it"
+    rig.pass_time(10)
+
+    rig.do(Redispatch(late, rig.load(late).epoch))
+
+    assert pages(rig, Filter(failure="not now")) == [late]
+    invariants.check(rig.txn)
 
 
 def test_level_1_keeps_no_tags() -> None:
