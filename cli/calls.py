@@ -13,6 +13,7 @@ import click
 from holdfast.cli import client, complete
 from holdfast.cli.client import Failed, Response
 from holdfast.cli.output import Function, admin_option, counted, fields, ingress_option, json_option, print_json
+from holdfast.sdk.tags import TAGS_HEADER, BadTags, format_tags
 
 _TARGET_HELP = """\b
 TARGET is service/handler, or service/key/handler for virtual objects and workflows.
@@ -36,6 +37,13 @@ def request_options(command: Function) -> Function:
                 metavar="NAME:VALUE",
                 help="A header for the handler; may be repeated.",
             ),
+            click.option(
+                "--tag",
+                "tags",
+                multiple=True,
+                metavar="NAME=VALUE",
+                help="A tag by which the invocation is found; may be repeated.",
+            ),
         )
     ):
         command = option(command)
@@ -50,6 +58,7 @@ def _request(
     key: str | None,
     idempotency_key: str | None,
     headers: tuple[str, ...],
+    tags: tuple[str, ...],
     send: bool = False,
     delay: str | None = None,
 ) -> Response:
@@ -66,12 +75,28 @@ def _request(
         if not colon:
             raise click.BadParameter(f"{header!r} is not NAME:VALUE", param_hint="--header")
         sent[name.strip()] = value.strip()
+    if tags:
+        sent[TAGS_HEADER] = _tags(tags)
     if idempotency_key is not None:
         sent["Idempotency-Key"] = idempotency_key
     where = client.path(*segments, *(("send",) if send else ()))
     return client.ask(
         ingress_url, "POST", where, parameters={"delay": delay}, body=_body(body), headers=sent, timeout_s=None
     )
+
+
+def _tags(given: tuple[str, ...]) -> str:
+    tags: dict[str, str] = {}
+    for tag in given:
+        name, equals, value = tag.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{tag!r} is not NAME=VALUE", param_hint="--tag")
+        if tags.setdefault(name, value) != value:
+            raise click.BadParameter(f"{name!r} is given twice", param_hint="--tag")
+    try:
+        return format_tags(tags)
+    except BadTags as error:
+        raise click.BadParameter(str(error), param_hint="--tag") from None
 
 
 def _body(text: str) -> bytes:
@@ -95,10 +120,11 @@ def call(
     key: str | None,
     idempotency_key: str | None,
     headers: tuple[str, ...],
+    tags: tuple[str, ...],
     ingress_url: str,
     as_json: bool,
 ) -> None:
-    answer = _request(ingress_url, target, body, key=key, idempotency_key=idempotency_key, headers=headers)
+    answer = _request(ingress_url, target, body, key=key, idempotency_key=idempotency_key, headers=headers, tags=tags)
     if as_json:
         kind = "outcome" if answer.status < 400 else "error"
         print_json({"id": answer.headers.get("x-holdfast-id"), kind: shown_body(answer.body)})
@@ -141,13 +167,22 @@ def send(
     key: str | None,
     idempotency_key: str | None,
     headers: tuple[str, ...],
+    tags: tuple[str, ...],
     delay: str | None,
     ingress_url: str,
     as_json: bool,
 ) -> None:
     answer = client.checked(
         _request(
-            ingress_url, target, body, key=key, idempotency_key=idempotency_key, headers=headers, send=True, delay=delay
+            ingress_url,
+            target,
+            body,
+            key=key,
+            idempotency_key=idempotency_key,
+            headers=headers,
+            tags=tags,
+            send=True,
+            delay=delay,
         )
     ).json()
     if as_json:

@@ -224,7 +224,7 @@ def _request(
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise Failed(f"{url!r} is not the address of a node", "for example http://127.0.0.1:9070")
     given = {name: value for name, value in (parameters or {}).items() if value is not None}
-    full = url.rstrip("/") + where + (f"?{urlencode(given)}" if given else "")
+    full = url.rstrip("/") + where + (f"?{urlencode(given, doseq=True)}" if given else "")
     return urllib.request.Request(full, data=body, method=method, headers=_with_token(url, headers))  # noqa: S310 - checked above
 
 

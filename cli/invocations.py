@@ -32,7 +32,7 @@ from holdfast.cluster.durations import format_duration_ms
 
 _FILTERS = (
     "status", "service", "handler", "key", "deployment", "older_than", "outcome", "since", "until", "idempotency_key",
-    "key_prefix", "failure_code", "failure", "parent", "completed_since", "completed_until",
+    "key_prefix", "failure_code", "failure", "parent", "root", "tag", "completed_since", "completed_until",
 )  # fmt: skip
 
 
@@ -65,6 +65,15 @@ def filters(command: Function) -> Function:
                 "--parent", metavar="ID", shell_complete=complete.invocations, help="Called or sent by this invocation."
             ),
             click.option(
+                "--root",
+                metavar="ID",
+                shell_complete=complete.invocations,
+                help="This invocation, and all that were called or sent below it.",
+            ),
+            click.option(
+                "--tag", multiple=True, metavar="NAME=VALUE", help="With this tag. May be repeated: with all of them."
+            ),
+            click.option(
                 "--completed-since", metavar="TIME", help="Completed at or after: 2h (ago), 2026-11-18T04:00:00Z."
             ),
             click.option("--completed-until", metavar="TIME", help="Completed before: 2h (ago), 2026-11-18T04:00:00Z."),
@@ -85,13 +94,17 @@ def invocations() -> None:
 @invocations.command("list")
 @filters
 @click.option(
-    "--order", type=click.Choice(("newest", "oldest")), default="newest", show_default=True, help="Which first."
+    "--order",
+    type=click.Choice(("newest", "oldest", "completed")),
+    default="newest",
+    show_default=True,
+    help="Which first. With `completed`, the one that completed last, and completed ones alone.",
 )
 @click.option("--limit", default=50, show_default=True, type=click.IntRange(1, 100_000), help="Show at most this many.")
 @click.option("--watch", "-w", is_flag=True, help="Keep the list current, until you interrupt it.")
 @admin_option
 @json_option
-def list_invocations(order: str, limit: int, watch: bool, admin_url: str, as_json: bool, **chosen: str | None) -> None:
+def list_invocations(order: str, limit: int, watch: bool, admin_url: str, as_json: bool, **chosen: Any) -> None:
     """List the invocations that match every given option, newest first.
 
     \b
@@ -99,6 +112,7 @@ def list_invocations(order: str, limit: int, watch: bool, admin_url: str, as_jso
     holdfast invocations list --outcome failed --since 1h
     holdfast invocations list --status paused,backing-off --service trips --older-than 10m
     holdfast invocations list --status active --watch
+    holdfast invocations list --tag tenant=acme --tag order=17
     holdfast invocations list --failure "connection refused" --completed-since 1d --order oldest
     """
     if watch:
@@ -120,9 +134,7 @@ def list_invocations(order: str, limit: int, watch: bool, admin_url: str, as_jso
         click.echo(f"There are more than these {len(found)}: see --limit, or narrow the filter.", err=True)
 
 
-def _read(
-    admin_url: str, chosen: Mapping[str, str | None], order: str, limit: int
-) -> tuple[list[dict[str, Any]], bool]:
+def _read(admin_url: str, chosen: Mapping[str, Any], order: str, limit: int) -> tuple[list[dict[str, Any]], bool]:
     """Invocations that match, and whether there are more."""
     found: list[dict[str, Any]] = []
     cursor: str | None = None
@@ -134,7 +146,7 @@ def _read(
         found += page["invocations"]
         cursor = page["cursor"]
         if cursor is None or len(found) >= limit:
-            return found, cursor is not None
+            return found, cursor is not None or not page.get("complete", True)
 
 
 def _rows(found: list[dict[str, Any]]) -> Iterator[tuple[Any, ...]]:
@@ -189,6 +201,7 @@ def describe(id_: str, as_tree: bool, admin_url: str, as_json: bool) -> None:
             ("calls and sends", shown.get("children") or None),  # Older nodes do not count them.
             ("steps copied from", shown["steps_copied_from"]),
             ("idempotency key", shown["idempotency_key"]),
+            ("tags", ", ".join(f"{name}={text}" for name, text in shown.get("tags", {}).items()) or None),
             ("size", _sizes(shown)),
             ("outcome", shown["outcome"]),
         )
@@ -345,7 +358,11 @@ def _confirm(name: str, chosen: dict[str, Any]) -> None:
 
 
 def _words(chosen: dict[str, Any]) -> str:
-    return ", ".join(f"{field.replace('_', ' ')} {value}" for field, value in chosen.items() if value)
+    return ", ".join(
+        f"{field.replace('_', ' ')} {' and '.join(value) if isinstance(value, tuple) else value}"
+        for field, value in chosen.items()
+        if value
+    )
 
 
 def _count(name: str, chosen: dict[str, Any], limit: int, admin_url: str, *, as_json: bool) -> None:

@@ -12,14 +12,13 @@ import random
 import time
 import typing
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from concurrent.futures import Executor
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, TypeVar, TypeVarTuple, overload
 
-from holdfast.sdk import tracing
-from holdfast.sdk.arguments import check_clash, check_text, checked_headers, dumped, duration_ms, result_serde
+from holdfast.sdk.arguments import check_clash, check_text, dumped, duration_ms, result_serde
 from holdfast.sdk.attempt import NEVER, Attempt, Operation
 from holdfast.sdk.combinators import Combinators
 from holdfast.sdk.definition import (
@@ -49,9 +48,11 @@ from holdfast.sdk.journal import (
     Success,
     pack_outcome,
 )
+from holdfast.sdk.passing import headers_for
 from holdfast.sdk.policy import RetryPolicy
 from holdfast.sdk.run import RunOperation
 from holdfast.sdk.serde import ANY, Serde, serde_for
+from holdfast.sdk.tags import BadTags, tags_in
 from holdfast.sdk.trace_context import trace_id_of
 
 T = TypeVar("T")
@@ -64,9 +65,6 @@ Ts = TypeVarTuple("Ts")
 P = ParamSpec("P")
 
 _MISSING: Final[Any] = object()
-#: Headers that an invocation passes on with its calls and sends, unless the call sets them.
-TRACE_HEADERS: Final = frozenset({"traceparent", "tracestate", "baggage"})
-
 
 _STATE: Final = "state belongs to a key; define the service as a VirtualObject or a Workflow"
 #: Operations that only some kinds of services have, with the error text for the others.
@@ -145,6 +143,14 @@ class Context(Combinators):
     def headers(self) -> dict[str, str]:
         """Headers of the request that began this invocation."""
         return dict(self._attempt.headers)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags of this invocation."""
+        try:
+            return tags_in(self._attempt.headers)
+        except BadTags:
+            return {}  # A node of an older release passed them on as they came.
 
     @property
     def attempt(self) -> int:
@@ -311,6 +317,7 @@ class Context(Combinators):
         *,
         headers: dict[str, str] | None = None,
         idempotency_key: str | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> CallOperation[O]: ...
     @overload
     def call(
@@ -320,6 +327,7 @@ class Context(Combinators):
         *,
         headers: dict[str, str] | None = None,
         idempotency_key: str | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> CallOperation[O]: ...
     @overload
     def call(
@@ -329,6 +337,7 @@ class Context(Combinators):
         key: str,
         headers: dict[str, str] | None = None,
         idempotency_key: str | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> CallOperation[O]: ...
     @overload
     def call(
@@ -339,6 +348,7 @@ class Context(Combinators):
         key: str,
         headers: dict[str, str] | None = None,
         idempotency_key: str | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> CallOperation[O]: ...
     @overload
     def call(
@@ -349,6 +359,7 @@ class Context(Combinators):
         key: str | None = None,
         headers: dict[str, str] | None = None,
         idempotency_key: str | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> CallOperation[O]: ...
     @overload
     def call(
@@ -359,6 +370,7 @@ class Context(Combinators):
         key: str | None = None,
         headers: dict[str, str] | None = None,
         idempotency_key: str | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> CallOperation[Any]: ...
     def call(
         self,
@@ -368,6 +380,7 @@ class Context(Combinators):
         key: str | None = None,
         headers: dict[str, str] | None = None,
         idempotency_key: str | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> CallOperation[Any]:
         """Call another handler, exactly once, and wait for its result::
 
@@ -380,6 +393,9 @@ class Context(Combinators):
         does the 101st of calls that wait for each other (kind `CallTooDeep`; the node's setting `call_depth_max`).
 
         `idempotency_key`: calls of the same handler and key with it, by handlers or clients, are one invocation.
+
+        `tags`: short texts by which people find the invocation, `tags={"tenant": "acme"}`. A call does not inherit those
+        of its caller: pass on what you need, `tags=ctx.tags`.
         """
         attempt = self._attempt
         target = resolve_target(handler, key)
@@ -387,7 +403,7 @@ class Context(Combinators):
         path = f"{target.service}/{target.handler}"
         step_key = attempt.next_key(path)
         operation: CallOperation[Any] = CallOperation(attempt, Op.CALL, step_key, target.output.load)
-        arguments = [target.service, target.handler, key, payload, self._headers(headers, step_key)]
+        arguments = [target.service, target.handler, key, payload, headers_for(attempt, headers, tags, step_key)]
         attempt.open_step(operation, [*arguments, *self._idempotency(idempotency_key)])
         operation.invocation_id = self._child(operation.index, target, key, idempotency_key, spread=False)
         return operation
@@ -400,6 +416,7 @@ class Context(Combinators):
         delay: float | timedelta = 0,
         headers: dict[str, str] | None = None,
         idempotency_key: str | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> Sent: ...
     @overload
     def send(
@@ -410,6 +427,7 @@ class Context(Combinators):
         delay: float | timedelta = 0,
         headers: dict[str, str] | None = None,
         idempotency_key: str | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> Sent: ...
     @overload
     def send(
@@ -420,6 +438,7 @@ class Context(Combinators):
         delay: float | timedelta = 0,
         headers: dict[str, str] | None = None,
         idempotency_key: str | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> Sent: ...
     @overload
     def send(
@@ -431,6 +450,7 @@ class Context(Combinators):
         delay: float | timedelta = 0,
         headers: dict[str, str] | None = None,
         idempotency_key: str | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> Sent: ...
     @overload
     def send(
@@ -442,6 +462,7 @@ class Context(Combinators):
         delay: float | timedelta = 0,
         headers: dict[str, str] | None = None,
         idempotency_key: str | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> Sent: ...
     def send(
         self,
@@ -452,17 +473,25 @@ class Context(Combinators):
         delay: float | timedelta = 0,
         headers: dict[str, str] | None = None,
         idempotency_key: str | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> Sent:
         """Start another invocation, exactly once, now or after `delay`, without waiting for it. There is nothing to await.
 
-        `idempotency_key` works as in `call`.
+        `idempotency_key` and `tags` work as in `call`.
         """
         attempt = self._attempt
         target = resolve_target(handler, key)
         payload = _argument(target, argument)
         delay_ms = duration_ms(delay, "delay")
         step_key = attempt.next_key(f"send {target.service}/{target.handler}"[: NAME_BYTES_MAX * 2])
-        arguments = [target.service, target.handler, key, payload, self._headers(headers, step_key), delay_ms]
+        arguments = [
+            target.service,
+            target.handler,
+            key,
+            payload,
+            headers_for(attempt, headers, tags, step_key),
+            delay_ms,
+        ]
         arguments += self._idempotency(idempotency_key)
         index, _ = attempt.note(Op.SEND, step_key, arguments)
         return Sent(self._child(index, target, key, idempotency_key, spread=True))
@@ -514,24 +543,6 @@ class Context(Combinators):
 
     # -- helpers
 
-    def _headers(self, given: dict[str, str] | None, step_key: str) -> dict[str, str]:
-        """The headers of a call or send: those given, and the trace that this invocation belongs to.
-
-        If the cluster exports it, what is called is a child of this step."""
-        headers = checked_headers(given)
-        own = {name.lower() for name in headers}
-        passed = {
-            name: text
-            for name, text in self._attempt.headers.items()
-            if name.lower() in TRACE_HEADERS and name.lower() not in own
-        }
-        if "tracestate" in passed and "traceparent" in passed:
-            passed["traceparent"] = tracing.traceparent_of(self._attempt, step_key) or passed["traceparent"]
-        try:
-            return checked_headers({**passed, **headers})
-        except BadArgument:
-            return headers  # Both together exceed the limit.
-
     def _idempotency(self, key: str | None) -> list[str]:
         if key is None:
             return []
@@ -556,7 +567,7 @@ class _Shut(Context):
     if not TYPE_CHECKING:
 
         def __getattribute__(self, name: str) -> Any:
-            known = name.startswith("_") or name in ("attempt", "headers", "invocation_id", "key", "log")
+            known = name.startswith("_") or name in ("attempt", "headers", "invocation_id", "key", "log", "tags")
             return object.__getattribute__(self, name) if known else NEVER
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from holdfast.sdk.ids import DeploymentId, InvocationId
 from holdfast.sdk.journal import Failure, pack_outcome
-from holdfast.statemachine import history, hooks, timers
+from holdfast.statemachine import failing, history, hooks, timers
 from holdfast.statemachine.commands import FailAttempt, Pause, PostponeAttempt, Redispatch, Resume, Retry
 from holdfast.statemachine.effects import OK, AbortAttempt, Code, First, Result, StartAttempt, Status
 from holdfast.statemachine.history import Ended
@@ -144,6 +144,7 @@ def failed(
     state.counters(record.service)[Count.ATTEMPTS_FAILED] += 1
     history.remember(state, record, Ended.FAILED, failure)
     state.put(FAILURE + record.id, pack([record.epoch, state.now_ms, *details_of(failure)]))
+    failing.note(state, record)
     if pause or gives_up(state, retry, record.failures, record.failing_since_ms):
         _set_paused(state, record, failure)
         return
@@ -171,6 +172,7 @@ def lose(state: State, record: Invocation, command: FailAttempt) -> None:
         f"The last time: {failure.message}"
     )
     state.put(FAILURE + record.id, pack([record.epoch, state.now_ms, failure.code, message, failure.kind]))
+    failing.note(state, record)
     if record.losses >= LOSSES_MAX:
         _set_paused(state, record, pack_outcome(failure._replace(message=message)))
         return
@@ -192,6 +194,7 @@ def postpone(state: State, command: PostponeAttempt) -> Result:
         return STALE
     history.remember(state, record, Ended.POSTPONED, command.failure)
     state.put(FAILURE + record.id, pack([record.epoch, state.now_ms, *details_of(command.failure)]))
+    failing.note(state, record)
     record.due_ms = timers.due_in(state, max(command.delay_ms, 0))
     set_status(state, record, _BACKING_OFF)
     timers.arm(state, timers.of_invocation(record.due_ms, record.id))

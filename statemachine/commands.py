@@ -83,6 +83,7 @@ class Invoke(NamedTuple):
     chain: Sequence[str] = ()  # "service/key" of the keys that its callers hold while they wait for it, outermost first
     depth: int = 0  # how many invocations wait for it, each for the next; 0: only a client, or nobody
     callers: Sequence[str] = ()  # the nearest of them, nearest last, if `depth` is close to its limit
+    tags: Mapping[str, str] | None = None  # to find it by; None: none
 
 
 class Redispatch(NamedTuple):
@@ -392,7 +393,7 @@ NUMBERS: Final[dict[type[Any], int]] = {
 KINDS: Final = {number: kind for kind, number in NUMBERS.items()}
 #: The number of trailing fields that a command got in level 2. They are left out while they have their defaults.
 _ADDED: Final[dict[type[Any], int]] = {
-    Invoke: 4, RecordStep: 2, RecordRunFailure: 2, RecordRunOutcome: 1, Complete: 1, FailAttempt: 1, SetLimits: 1,
+    Invoke: 5, RecordStep: 2, RecordRunFailure: 2, RecordRunOutcome: 1, Complete: 1, FailAttempt: 1, SetLimits: 1,
     CompleteStep: 1, SetState: 1,
 }  # fmt: skip
 #: The defaults of those fields.

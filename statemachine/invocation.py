@@ -21,7 +21,7 @@ from holdfast.sdk.journal import (
     cut_text,
     pack_outcome,
 )
-from holdfast.statemachine import attempts, blobs, hooks, keys, listing, retention, steps, timers
+from holdfast.statemachine import attempts, blobs, failing, hooks, keys, listing, retention, steps, timers
 from holdfast.statemachine.commands import (
     CALL_DEPTH_MAX,
     AttachTo,
@@ -89,7 +89,7 @@ def invoke(state: State, command: Invoke) -> Result:
     """Begin an invocation. A known id changes nothing, so every way of asking twice is harmless."""
     (
         ident, service, handler, key, mode, payload, headers, start_at_ms, caller, caller_step, retention_ms,
-        idempotency_key, request_hash, chain, depth, callers,
+        idempotency_key, request_hash, chain, depth, callers, tags,
     ) = command  # fmt: skip
     if chain and caller is not None and mode in _HOLDS_KEY and _label(service, key) in chain:
         return _deadlock(state, command, caller)
@@ -141,6 +141,8 @@ def invoke(state: State, command: Invoke) -> Result:
         depth=depth,
         callers=callers or (),
     )
+    if tags and state.level >= 2:
+        record.tags = tags
     large = 0
     if type(payload) is Ref:
         blobs.add_to_journal(state, record, payload)
@@ -306,7 +308,11 @@ def end(state: State, record: Invocation, outcome: list[Any]) -> None:
     record.end = _SUCCEEDED if failure is None else _ENDS.get(failure.kind, _FAILED)
     record.code = 0 if failure is None else failure.code
     record.due_ms = timers.due_in(state, record.retention_ms)
+    if record.in_failing:
+        failing.forgive(state, record)
     attempts.set_status(state, record, _COMPLETED)
+    if failure is not None:
+        failing.keep(state, record)
     state.counters(record.service)[_COUNTED[record.end]] += 1
     state.remove(record)
     retention.keep(state, record, outcome)

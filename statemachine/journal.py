@@ -13,7 +13,7 @@ from holdfast.sdk.journal import (
     Op,
     pack_outcome,
 )
-from holdfast.statemachine import attempts, blobs, invocation, keys, ops, promises, refs, steps, timers, values
+from holdfast.statemachine import attempts, blobs, failing, invocation, keys, ops, promises, refs, steps, timers, values
 from holdfast.statemachine.commands import (
     AttachTo,
     Cancel,
@@ -408,6 +408,7 @@ def record_run_failure(state: State, command: RecordRunFailure) -> Result:
         record.step_failures += 1
         if record.step_failures == 1:
             state.moved[record.id] = record  # It is shown as backing off from now on.
+            failing.note(state, record)
     timers.arm(state, timers.of_step(due_ms, record.id, index))
     return OK
 

@@ -12,7 +12,7 @@ command.
               and calls that are nested too deep; a deployment with an upgraded SDK registers again; a message that
               cannot be read stops the node; a used idempotency key refuses another body; an edit of state may expect
               values; the meta group has tokens, an audit trail, an identity and pauses; a deployment names its handler
-              protocol
+              protocol; invocations have tags, and are found by them, by their failures and by their completion
 
 Rules for a change of apply: branch on `state.level`; put new fields of records and commands at the end, with a default. The
 encoders leave trailing fields out while they have their default, so that what level 1 writes has the bytes it always had.
@@ -48,6 +48,8 @@ def trimmed(row: Sequence[Any], later: Sequence[Any]) -> Sequence[Any]:
     base = len(row) - len(later)
     if row[base:] == later:  # As a rule, and every command and record passes here.
         return row[:base]
+    if row[base + 1 :] == later[1:]:  # A request with an idempotency key has a hash.
+        return row[: base + 1]
     end = len(row)
     while end > base and row[end - 1] == later[end - 1 - base]:
         end -= 1

@@ -1,4 +1,5 @@
-"""Invocations by the time they were created, newest first: one row each, active or completed.
+"""Invocations by the time they were created, newest first: one row each, active or completed. Those with tags and those that
+fail have more rows, in the same order: see `tags` and `failing`.
 
 Rows are written from level 2 on. Rows of older invocations are added after the level is raised, a slice with every
 `FireTimers`. They are found by their journals, which are written through, so a slice is the same wherever a transaction
@@ -8,34 +9,26 @@ ends. Until all are added, lists are read from the tables instead (`Meta.indexed
 from __future__ import annotations
 
 from itertools import islice
-from typing import Final
 
 from holdfast.sdk.ids import InvocationId
+from holdfast.statemachine import failing, tags
 from holdfast.statemachine.records import INDEXED, Invocation, Meta, unpack_completed
 from holdfast.statemachine.state import State
-from holdfast.statemachine.tables import COMPLETED, CREATED, JOURNAL, TIME_MAX, after, long_bytes
-
-POSITION_BYTES: Final = 24
-
-
-def position(created_ms: int, ident: InvocationId) -> bytes:
-    """The position of an invocation among all, newest first. Positions compare as bytes."""
-    return long_bytes(TIME_MAX - min(max(created_ms, 0), TIME_MAX)) + ident
-
-
-def created_at(where: bytes) -> int:
-    """When the invocation at a position was created."""
-    return TIME_MAX - int.from_bytes(where[:8], "big")
+from holdfast.statemachine.tables import COMPLETED, CREATED, JOURNAL, after, position
 
 
 def add(state: State, record: Invocation) -> None:
     if state.level >= 2:
         state.put(CREATED + position(record.created_ms, record.id), b"")
+        if record.tags:
+            tags.add(state, record)
 
 
 def remove(state: State, record: Invocation) -> None:
     if state.level >= 2:
         state.delete(CREATED + position(record.created_ms, record.id))
+        if record.tags:
+            tags.remove(state, record)
 
 
 def begin(state: State) -> None:
@@ -67,4 +60,6 @@ def add_older(state: State, limit: int) -> None:
             raw = state.get(COMPLETED + ident)
             assert raw is not None, "a journal belongs to an invocation"
             record = unpack_completed(ident, raw)
+            state.note_retention(record.retention_ms)
         add(state, record)
+        failing.add_older(state, record)

@@ -5,7 +5,7 @@ Every function takes a transaction that only reads, and sees what is committed. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
 from itertools import islice
@@ -187,6 +187,10 @@ class Filter(NamedTuple):
     parent: InvocationId | None = None
     completed_since_ms: int | None = None
     completed_before_ms: int | None = None
+    tags: Sequence[Sequence[str]] = ()  # names and values: all of them
+    root: InvocationId | None = (
+        None  # in the tree of calls below this one. Records cannot tell: see `routing.families`.
+    )
 
     def matches(self, record: Invocation) -> bool:
         """Whether the record alone lets it pass. `admits` looks at its failure, too."""
@@ -204,11 +208,17 @@ class Filter(NamedTuple):
             and (self.parent is None or record.caller == self.parent)
             and (self.completed_since_ms is None or completed_ms(record) >= max(self.completed_since_ms, 1))
             and (self.completed_before_ms is None or 0 < completed_ms(record) < self.completed_before_ms)
+            and (not self.tags or _has_tags(record, self.tags))
         )
 
     @property
     def asks_for_failures(self) -> bool:
         return self.failure_code is not None or self.failure is not None
+
+
+def _has_tags(record: Invocation, wanted: Sequence[Sequence[str]]) -> bool:
+    tags = record.tags or {}
+    return all(tags.get(name) == value for name, value in wanted)
 
 
 def admits(txn: ReadTxn, wanted: Filter, record: Invocation) -> bool:

@@ -6,7 +6,7 @@ older releases can be read. Records never hold payloads, because they are rewrit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from operator import attrgetter
@@ -86,6 +86,8 @@ class Invocation:
     chain: Sequence[str] = ()  # as in `Invoke`
     depth: int = 0  # as in `Invoke`
     callers: Sequence[str] = ()  # as in `Invoke`
+    tags: Mapping[str, str] | None = None  # as in `Invoke`
+    in_failing: bool = False  # It has a row among the failing invocations: see `failing`.
 
     @property
     def seed(self) -> int:
@@ -134,21 +136,25 @@ STATUS_AT: Final = 3
 _HEADER_BYTES: Final = 4
 
 #: The defaults of the fields that each record got in level 2, in order. They are left out while they have their defaults.
-_INVOCATION_LATER: Final[tuple[Any, ...]] = (b"", 0, False, 0, 0, (), 0, ())
+_INVOCATION_LATER: Final[tuple[Any, ...]] = (b"", 0, False, 0, 0, (), 0, (), None, False)
 _OBJECT_LATER: Final[tuple[Any, ...]] = ()
 
 _STATUSES: Final = tuple(Status)
 _ENDS: Final = tuple(End)
 assert [*_STATUSES] == [*range(len(_STATUSES))] and [*_ENDS] == [*range(len(_ENDS))]
 
-_invocation_row = attrgetter(*[field.name for field in fields(Invocation)][1:])
-_INVOCATION_BASE: Final = len(fields(Invocation)) - 1 - len(_INVOCATION_LATER)
+_invocation_fields: Final = [field.name for field in fields(Invocation)][1:]
+_invocation_row = attrgetter(*_invocation_fields)
+_first_row = attrgetter(*_invocation_fields[: -len(_INVOCATION_LATER)])
+_later_row = attrgetter(*_invocation_fields[-len(_INVOCATION_LATER) :])
 
 
 def pack_invocation(record: Invocation) -> bytes:
-    row = _invocation_row(record)
-    is_plain = row[_INVOCATION_BASE:] == _INVOCATION_LATER  # As mostly; `trimmed` would cost a microsecond.
-    raw: bytes = pack(row[:_INVOCATION_BASE] if is_plain else trimmed(row, _INVOCATION_LATER))
+    # As `trimmed` does it, and without a copy of the row for most records. Every step packs one.
+    if _later_row(record) == _INVOCATION_LATER:
+        plain: bytes = pack(_first_row(record))
+        return plain
+    raw: bytes = pack(trimmed(_invocation_row(record), _INVOCATION_LATER))
     return raw
 
 
@@ -160,6 +166,11 @@ def _invocation(ident: InvocationId, raw: bytes) -> Invocation:
     record = Invocation(ident, *unpack(raw))
     record.status = _STATUSES[record.status]
     record.end = _ENDS[record.end]
+    # The defaults, if later fields are packed. Empty lists would not be left out when the record is packed again.
+    if not record.chain:
+        record.chain = ()
+    if not record.callers:
+        record.callers = ()
     return record
 
 

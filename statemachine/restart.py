@@ -82,6 +82,7 @@ def _begin(
         order=max(max(row.made, row.done) for row in rows),
         origin=old.origin or old.id if len(packed) > 1 else NO_INVOCATION,
         request=command.new_id if new_id == old.id != command.new_id else NO_INVOCATION,
+        tags=old.tags,
     )
     for row in rows:
         for ref in refs.in_step(row.op, row.argument, row.outcome):

@@ -10,11 +10,12 @@ from itertools import islice
 from typing import Any, Final
 
 from holdfast.sdk.ids import InvocationId
-from holdfast.statemachine import blobs, listing, promises, refs, values
+from holdfast.statemachine import blobs, failing, listing, promises, refs, values
 from holdfast.statemachine.attempts import UNKNOWN
 from holdfast.statemachine.commands import Mode, Purge
 from holdfast.statemachine.effects import OK, Code, Result, Status
 from holdfast.statemachine.records import (
+    End,
     Invocation,
     Meta,
     pack_completed,
@@ -49,6 +50,8 @@ def keep(state: State, record: Invocation, outcome: list[Any]) -> None:
     raw = pack_completed(record, outcome)
     state.put(COMPLETED + record.id, raw)
     state.put(expiry_key(record.due_ms, record.id), b"")
+    if record.retention_ms not in state.retentions:
+        state.note_retention(record.retention_ms)
     state.meta.completed += 1
     state.meta.completed_bytes += len(raw) + record.size + record.blob_bytes
     state.remind_of(state.now_ms if is_too_much(state.meta) else record.due_ms)
@@ -108,6 +111,8 @@ def forget(state: State, record: Invocation, raw: bytes) -> None:
         blobs.release(state, refs.in_outcome(unpack_completed_outcome(raw)))
     state.delete(COMPLETED + record.id)
     listing.remove(state, record)
+    if record.end > End.SUCCEEDED:
+        failing.forget(state, record)
     state.delete(expiry_key(record.due_ms, record.id))
     if record.failures_total or record.lapses:
         state.delete(FAILURE + record.id)

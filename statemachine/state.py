@@ -42,6 +42,7 @@ from holdfast.statemachine.tables import (
     SERVICE,
     TAKEN,
     TIME_MAX,
+    kept_key,
     partition_bytes,
 )
 from holdfast.statemachine.txn import Txn
@@ -72,6 +73,7 @@ class State:
         self._changed_objects: dict[ObjectId, Object] = {}
         self.hooks: dict[HookId, Hook] | None = None  # None: not read yet. See `hooks`.
         self.changed_hooks: dict[HookId, Hook] = {}
+        self.retentions: set[int] = set()  # Those that are known to have a row: see `note_retention`.
         self._counters: dict[str, list[int]] = {}
         self._deployments: dict[DeploymentId, int] = {}
         self._sent: dict[PartitionNumber, int] = {}
@@ -151,6 +153,7 @@ class State:
         self._changed_objects.clear()
         self.hooks = None
         self.changed_hooks.clear()
+        self.retentions.clear()
         self._forget_small()
         self._meta = None
         self.effects.clear()
@@ -196,6 +199,15 @@ class State:
         self.invocations.pop(ident, None)
         self.changed.pop(ident, None)
         self.delete(ACTIVE + ident)
+
+    def note_retention(self, retention_ms: int) -> None:
+        """A completed invocation has this retention. With all of them, the table of expiries is read in the order of
+        completion: see `lists`."""
+        if self.level >= 2 and retention_ms not in self.retentions:
+            self.retentions.add(retention_ms)
+            key = kept_key(retention_ms)
+            if self.get(key) is None:
+                self.put(key, b"")
 
     # -- what is read and written back by key ----------------------------------------------------------------------------
 

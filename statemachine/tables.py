@@ -19,7 +19,10 @@ SCHEMA: Final = schema_of(LEVEL)
 META: Final = b"M"  # the one record about the partition itself
 ACTIVE: Final = b"A"  # id -> Invocation
 COMPLETED: Final = b"C"  # id -> Invocation and its outcome
-CREATED: Final = b"c"  # position (see `listing`) -> nothing: all invocations, newest first
+CREATED: Final = b"c"  # position -> nothing: all invocations, newest first; see `listing`
+TAGGED: Final = b"t"  # hashes of name and value, position -> nothing: see `tags`
+FAILING: Final = b"f"  # code, position -> nothing: see `failing`
+KEPT: Final = b"k"  # retention in milliseconds -> nothing: every one that a completed invocation ever had
 JOURNAL: Final = b"J"  # id, step -> packed step
 PENDING: Final = b"W"  # id, step -> operation (1 byte): the steps that wait for an outcome
 LISTENER: Final = b"L"  # id, caller, step -> nothing: who else wants the outcome of `id`
@@ -57,6 +60,23 @@ partition_bytes = Struct(">I").pack
 def partition_in_key(key: bytes) -> PartitionNumber:
     """The other partition, of a key of SENT or TAKEN."""
     return PartitionNumber(int.from_bytes(key[1:], "big"))
+
+
+POSITION_BYTES: Final = 24
+
+
+def position(created_ms: int, ident: InvocationId) -> bytes:
+    """The position of an invocation among all, newest first. Positions compare as bytes."""
+    return long_bytes(TIME_MAX - min(max(created_ms, 0), TIME_MAX)) + ident
+
+
+def created_at(where: bytes) -> int:
+    """When the invocation at a position was created."""
+    return TIME_MAX - int.from_bytes(where[:8], "big")
+
+
+def kept_key(retention_ms: int) -> bytes:
+    return KEPT + long_bytes(min(max(retention_ms, 0), TIME_MAX))
 
 
 def timer_key(due_ms: int, ident: InvocationId | ObjectId, step_or_mark: int) -> bytes:

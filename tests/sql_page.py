@@ -54,6 +54,11 @@ from invocations
 where created_ms > ago_ms('1h') and end = 'failed'
 group by service, handler, failure_kind order by failed desc;
 
+-- the failures of one tenant: invocations with the tag tenant=acme
+select i.id, i.service, i.failure_message
+from tags t join invocations i on i.id = t.invocation
+where t.name = 'tenant' and t.value = 'acme' and i.end = 'failed';
+
 -- the slowest steps of paused invocations
 select i.id, j.name, j.duration_ms
 from invocations i join journal j on j.invocation = i.id
@@ -71,6 +76,7 @@ also avoid reading the other rows:
 
 - `id = …` of `invocations`, and `invocation = …` of the tables about steps and attempts, also with
   `in (…)` and in joins.
+- `name = … and value = …` of `tags`, also in joins.
 - `service = … and key = …` of `objects`, `state` and `promises`. For `invocations`, they choose one
   partition.
 - `created_ms > …` or `created_at > '2026-11-18T04'` of `invocations`, and

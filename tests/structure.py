@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "holdfast.sdk.bounds",
         "holdfast.sdk.json_lines",  # What a node keeps of its log has the form of the log.
         "holdfast.sdk.trace_context",  # Nodes and handlers derive the same ids of spans.
+        "holdfast.sdk.tags",  # Nodes read the tags that clients and handlers write.
         "holdfast.console",  # Served by the admin API.
     ),
     "cli": (
@@ -44,6 +45,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "holdfast.statemachine",
         *JOURNAL,
         "holdfast.sdk.json_lines",  # Logs of nodes and of handlers have one form.
+        "holdfast.sdk.tags",  # Written into the header of a call.
         "holdfast.sdk.loop",  # The event loop that nodes and handlers run on.
     ),
     "chaos": ("holdfast",),

@@ -20,6 +20,7 @@ from holdfast.cluster.http.shapes import Health
 
 _Method: TypeAlias = Callable[[AdminRequest], Awaitable[Answer]]
 _PREFIX: Final = "on_"
+PARAMETERS_MAX: Final = 64  # of a query: every filter, and several tags
 
 
 class Admin:
@@ -40,14 +41,14 @@ class Admin:
         """Nothing here waits for long."""
 
     def name_act(self, request: Request) -> None:
-        segments, query = split_target(request.target)
+        segments, query = split_target(request.target, PARAMETERS_MAX)
         for route in ROUTES:
             if route.method == request.method and (places := match(route, segments)) is not None:
                 name_act(request, route, places, query)
                 return
 
     async def handle(self, request: Request) -> Answer:
-        segments, query = split_target(request.target)
+        segments, query = split_target(request.target, PARAMETERS_MAX)
         path = "/" + "/".join(segments)
         if (removed := self._removed()) and path != "/metrics":
             # This node's knowledge of the cluster is outdated, and its proposals are refused. Metrics are its own.

@@ -10,7 +10,9 @@ from holdfast.cluster.admin.actions import action_of, command_of, show_done
 from holdfast.cluster.admin.choices import (
     BULK,
     BULK_MAX,
+    COMPLETED,
     FAILURE_CODE_MAX,
+    NEWEST,
     OLDEST,
     ORDERS,
     PAGE,
@@ -28,6 +30,7 @@ from holdfast.cluster.admin.parameters import (
     read_ends,
     read_id,
     read_statuses,
+    read_tags,
     read_time,
     step_of,
 )
@@ -39,6 +42,7 @@ from holdfast.cluster.errors import BadRequest, Conflict, UnknownInvocation, che
 from holdfast.cluster.handlers.health import Health
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.registry.registry import Registry
+from holdfast.cluster.routing.families import Families
 from holdfast.cluster.routing.reader import Reader
 from holdfast.cluster.routing.router import Router
 from holdfast.cluster.routing.trees import Trees
@@ -46,10 +50,12 @@ from holdfast.sdk.ids import DeploymentId, format_id
 from holdfast.sdk.journal import cut_text
 from holdfast.statemachine.commands import DecideStep
 from holdfast.statemachine.effects import Code, Status
+from holdfast.statemachine.lists import Order
 from holdfast.statemachine.outcomes import failed, succeeded
 from holdfast.statemachine.queries import Filter
 from holdfast.statemachine.records import Invocation
 
+_ORDERS: Final = {NEWEST: Order.NEWEST, OLDEST: Order.OLDEST, COMPLETED: Order.COMPLETED}
 AT_A_TIME: Final = 256  # concurrent actions of a bulk operation
 BULK_S: Final = 20.0  # After this time it answers, whether it has found all or not.
 
@@ -66,6 +72,7 @@ class InvocationAdmin:
         now_ms: Callable[[], int],
     ) -> None:
         self._trees = trees
+        self._families = Families(reader, trees, now_ms=now_ms)
         self._registry = registry
         self._router = router
         self._reader = reader
@@ -75,14 +82,19 @@ class InvocationAdmin:
     async def on_invocations(self, request: AdminRequest) -> Answer:
         parameters = Parameters(request, *FILTER_NAMES, "order", "limit", "cursor")
         wanted = self._filter(parameters)
-        page = await self._reader.page(
+        page = await self._families.page(
             wanted,
             parameters.text("cursor"),
             parameters.number("limit", PAGE, 1, PAGE_MAX),
-            oldest=parameters.choice("order", ORDERS) == OLDEST,
+            _ORDERS[parameters.choice("order", ORDERS)],
         )
         shown = [show_invocation(record, page.failures.get(record.id)) for record in page.records]
-        answer: InvocationPage = {"invocations": shown, "cursor": page.cursor}
+        answer: InvocationPage = {
+            "invocations": shown,
+            "cursor": page.cursor,
+            "looked_at": page.looked_at,
+            "complete": page.complete,
+        }
         return json_answer(200, answer)
 
     def _filter(self, parameters: Parameters) -> Filter:
@@ -112,6 +124,8 @@ class InvocationAdmin:
             parent=read_id(parent) if (parent := parameters.text("parent")) is not None else None,
             completed_since_ms=read_time(parameters, "completed_since", self._now_ms()),
             completed_before_ms=read_time(parameters, "completed_until", self._now_ms()),
+            tags=read_tags(parameters.every("tag")),
+            root=read_id(root) if (root := parameters.text("root")) is not None else None,
         )
 
     async def on_invocation(self, request: AdminRequest) -> Answer:
@@ -243,9 +257,9 @@ class InvocationAdmin:
         now, cursor, left = asyncio.get_running_loop().time, None, limit
         deadline = now() + BULK_S
         while True:
-            page = await self._reader.page(wanted, cursor, min(left, AT_A_TIME))
+            page = await self._families.page(wanted, cursor, min(left, AT_A_TIME))
             cursor = page.cursor
             left -= len(page.records)
-            yield page.records, cursor is not None
+            yield page.records, cursor is not None or not page.complete
             if cursor is None or left <= 0 or now() > deadline:
                 return

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl
 
 from holdfast.cluster.durations import parse_duration_ms
 from holdfast.cluster.errors import BadRequest, TooLarge, UnsupportedEncoding
@@ -17,6 +18,7 @@ from holdfast.sdk.ids import (
     InvocationId,
     parse_id,
 )
+from holdfast.sdk.tags import BadTags, check_tag
 from holdfast.statemachine.effects import STATUS_NAMES
 from holdfast.statemachine.records import END_NAMES, End
 
@@ -81,11 +83,28 @@ def read_ends(text: str | None) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(END_BY_NAME[name] for name in names))
 
 
+def read_tags(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Tags that an invocation must have, each as name=value."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise BadRequest(f"tag: {text!r:.80} has no value", "send it as in tag=tenant=acme")
+        try:
+            check_tag(name, value)
+        except BadTags as error:
+            raise BadRequest(f"tag: {error}") from None
+        if found.setdefault(name, value) != value:
+            raise BadRequest(f"tag: no invocation has two values of {name!r}", "give each name once")
+    return tuple(found.items())
+
+
 class Parameters:
     """The parameters of a request. Unknown ones are refused: a misspelt filter must not be ignored."""
 
     def __init__(self, request: AdminRequest, *known: str) -> None:
         self._query = request.query
+        self._target = request.request.target
         for name in self._query:
             if name not in known:
                 raise BadRequest(f"there is no parameter {name!r:.60}", f"there are: {', '.join(known)}")
@@ -95,6 +114,13 @@ class Parameters:
         if value == "":
             raise BadRequest(f"{name}: must not be empty")
         return value
+
+    def every(self, name: str) -> list[str]:
+        """The values of a parameter that may be repeated."""
+        if name not in self._query:
+            return []
+        pairs = parse_qsl(self._target.partition("?")[2], keep_blank_values=True)
+        return [value for each, value in pairs if each == name]
 
     def truth(self, name: str) -> bool:
         value = self._query.get(name, "false").lower()

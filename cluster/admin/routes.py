@@ -72,6 +72,8 @@ FILTERS: Final = (
     ),
     Parameter("failure", "this text is in the message or kind of that failure, in upper or lower case"),
     Parameter("parent", "called or sent by the invocation with this id"),
+    Parameter("root", "the invocation with this id, and all that were called or sent below it"),
+    Parameter("tag", "with this tag: tenant=acme; several of them, each as a parameter of its own, must all be there"),
     Parameter("completed_since", "completed at or after this time, or a duration before now"),
     Parameter("completed_until", "completed before this time, or a duration before now"),
 )
@@ -287,11 +289,16 @@ ROUTES: Final = (
         "GET",
         "/invocations",
         "invocations",
-        "Invocations that match every filter, by the time they were created, in pages; a page with a cursor may be short",
+        "Invocations that match every filter, in pages; a page with a cursor may be short, and `looked_at` is how many it "
+        "examined",
         READ,
         (
             *FILTERS,
-            Parameter("order", "newest (first, the default) or oldest", {"type": "string", "enum": list(ORDERS)}),
+            Parameter(
+                "order",
+                "newest (first, the default) or oldest by creation; or completed: completed ones alone, the last one first",
+                {"type": "string", "enum": list(ORDERS)},
+            ),
             Parameter("limit", "rows of the page", number(1, PAGE_MAX, PAGE)),
             Parameter("cursor", "cursor from the previous page"),
         ),

@@ -129,6 +129,7 @@ def show_invocation(record: Invocation, failure: ShownFailure | None = None) -> 
         "lost_streams": record.losses,
         "steps": record.length,
         "idempotency_key": record.idempotency_key,
+        "tags": dict(record.tags or {}),
     }
 
 

@@ -39,6 +39,7 @@ from holdfast.sdk.journal import (
     pack_outcome,
     unpack_outcome,
 )
+from holdfast.sdk.tags import BadTags, tags_in
 from holdfast.statemachine import ops
 from holdfast.statemachine.commands import (
     Complete,
@@ -192,6 +193,12 @@ class Recorder:
         if target.keyed != (key is not None):
             text = f"{service}/{handler} " + ("needs a key" if target.keyed else "has no keys")
             return argument, failed(400, cut_text(text), "BadRequest"), None
+        tags: dict[str, str] | None = None
+        if headers and sender.level >= 2:
+            try:
+                tags = tags_in(headers) or None
+            except BadTags as error:
+                return argument, failed(400, cut_text(str(error)), "BadRequest"), None
         if target.mode == Mode.WORKFLOW:
             ident = workflow_id(service, key)
         elif idempotency_key is not None:
@@ -212,6 +219,7 @@ class Recorder:
             caller_step=-1 if is_send else step.index,
             retention_ms=target.options.retention_ms,
             idempotency_key=idempotency_key,
+            tags=tags,
         )
         return argument, None, row_of(child)
 

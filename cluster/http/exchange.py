@@ -44,7 +44,7 @@ from holdfast.cluster.http.streams import Stream, Streams
 logger = logging.getLogger(__name__)
 
 JSON: Final = "application/json"
-PARAMETERS_MAX: Final = 64  # of a query
+PARAMETERS_MAX: Final = 16  # of a query
 ROOM_LOOK_S: Final = 0.02
 #: The body of a request whose sender is not known.
 STRANGER_BODY_BYTES_MAX: Final = 4096
@@ -387,7 +387,7 @@ def refusal(error: Circumstance, source: str, id_: str | None = None) -> Answer:
     return Answer(status=error.status, body=body, content_type=JSON, id=id_, headers=headers)
 
 
-def split_target(target: str) -> tuple[list[str], dict[str, str]]:
+def split_target(target: str, parameters_max: int = PARAMETERS_MAX) -> tuple[list[str], dict[str, str]]:
     """(decoded segments, parameters) of a request's target. The path / is one empty segment."""
     if target[:1] != "/":  # A proxy may send the whole URL.
         try:
@@ -403,8 +403,8 @@ def split_target(target: str) -> tuple[list[str], dict[str, str]]:
         segments = path[1:].split("/")
         if "%" in path:
             segments = [unquote(segment, errors="strict") for segment in segments]
-        if query.count("&") >= PARAMETERS_MAX:
-            raise BadRequest(f"the query has more than {PARAMETERS_MAX} parameters")
+        if query.count("&") >= parameters_max:
+            raise BadRequest(f"the query has more than {parameters_max} parameters")
         parameters = dict(parse_qsl(query, keep_blank_values=True)) if query else {}
     except (UnicodeError, ValueError):
         raise BadRequest("the path or query is not UTF-8", "percent-encode keys as UTF-8") from None

@@ -44,6 +44,7 @@ from holdfast.cluster.ingress.requests import (
     passed_on,
     read_delay_ms,
     read_invocation,
+    read_tags,
     too_large,
     trace,
 )
@@ -205,6 +206,7 @@ class Ingress:
             )
         delay_ms = read_delay_ms(parameters, send=send)
         id_, idempotency_key = self._mint(target, key, headers)
+        tags = read_tags(headers) if self._level() >= 2 else None
         passed = passed_on(headers, self._hidden)
         if request.principal.id:
             passed.pop("authorization", None)  # It is ours: a journal must not hold the token.
@@ -229,6 +231,7 @@ class Ingress:
                 retention_ms=target.options.retention_ms,
                 idempotency_key=idempotency_key,
                 request_hash=request_hash,
+                tags=tags,
             )
         ]
         del payload

@@ -15,6 +15,7 @@ from holdfast.cluster.http.routes import Parameter, Route, document, operation, 
 from holdfast.cluster.ingress.routes import DELAY, ROUTES
 from holdfast.cluster.ingress.shapes import Accepted
 from holdfast.cluster.schemas import REFERENCE, Components, schema_of
+from holdfast.sdk.tags import TAGS_HEADER
 from holdfast.statemachine.access import INVOKE
 from holdfast.statemachine.meta import Handler, Service
 
@@ -24,6 +25,12 @@ _HEADER: Final = {
     "name": "Idempotency-Key",
     "in": "header",
     "description": "requests with the same key are one invocation",
+    "schema": {"type": "string"},
+}
+_TAGS: Final = {
+    "name": TAGS_HEADER,
+    "in": "header",
+    "description": "tags by which the invocation is found: tenant=acme,order=17, with percent-encoded values",
     "schema": {"type": "string"},
 }
 _ID: Final = {"description": "the id of the invocation", "schema": {"type": "string"}}
@@ -72,7 +79,7 @@ def _begin(service: Service, handler: Handler, path: str, schemas: Components, *
     if handler.doc:
         found["description"] = handler.doc
     found["tags"] = [service.name]
-    found["parameters"].append(_HEADER)
+    found["parameters"] += [_HEADER, _TAGS]
     schema = _schema(f"{service.name}.{handler.name}.input", handler.input_schema, schemas)
     found["requestBody"] = {"content": {handler.input_type: {"schema": schema}}}
     return found

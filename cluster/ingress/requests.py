@@ -19,6 +19,7 @@ from holdfast.sdk.ids import (
     InvocationId,
     parse_id,
 )
+from holdfast.sdk.tags import TAGS_HEADER, BadTags, parse_tags
 from holdfast.sdk.trace_context import marked, read_parent, root_id, trace_id_for, traceparent
 
 HEADERS_MAX: Final = 64
@@ -62,6 +63,16 @@ def read_delay_ms(parameters: Mapping[str, str], *, send: bool) -> int:
         return parse_duration_ms(parameters["delay"])
     except ValueError as error:
         raise BadRequest(f"delay: {error}") from None
+
+
+def read_tags(headers: Mapping[str, str]) -> dict[str, str] | None:
+    text = headers.get(TAGS_HEADER)
+    if text is None:
+        return None
+    try:
+        return parse_tags(text)
+    except BadTags as error:
+        raise BadRequest(str(error)) from None
 
 
 async def hash_request(body: bytes) -> bytes:

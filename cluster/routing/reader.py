@@ -27,7 +27,7 @@ from holdfast.statemachine.commands import Payload, Ref
 from holdfast.statemachine.effects import Status
 from holdfast.statemachine.history import EndedAttempt
 from holdfast.statemachine.levels import LEVEL
-from holdfast.statemachine.listing import POSITION_BYTES
+from holdfast.statemachine.lists import Found, Order
 from holdfast.statemachine.queries import FailedAttempt, Filter, ServiceStatistics, ShownFailure, Statistics
 from holdfast.statemachine.records import (
     End,
@@ -38,11 +38,14 @@ from holdfast.statemachine.records import (
     unpack_invocation,
     unpack_object,
 )
+from holdfast.statemachine.tables import POSITION_BYTES
 from holdfast.statemachine.txn import ReadTxn, TwoWayTxn
 
 PAGE_OF_SCAN: Final = 1000
 CLOCKS_DIFFER_MS: Final = 3_600_000  # The clocks of nodes differ by far less.
-_OLDEST: Final = b"o"  # ends the cursors of lists in that order
+#: What the cursors of lists in an order end with.
+_ENDINGS: Final = {Order.NEWEST: b"", Order.OLDEST: b"o", Order.COMPLETED: b"c"}
+CHOSEN_MAX: Final = 400  # invocations in one question about some
 FIRST_FILTERS: Final = 6  # fields of a filter before level 2: a node of the previous release takes no more,
 FIRST_DESCRIPTION: Final = 4  # nor more of a description
 STATE_BYTES_MAX: Final = APP_BYTES_MAX // 2  # state of one key in one answer, which must fit a peer's message
@@ -93,6 +96,8 @@ class Page(NamedTuple):
     records: list[Invocation]
     cursor: str | None  # None: there are no more
     failures: Mapping[InvocationId, ShownFailure] = {}  # of those that failed
+    looked_at: int = 0  # invocations that were examined for this page
+    complete: bool = True  # Whether all that match are in this page and those before and after it: see `families`.
 
 
 class Keyed(NamedTuple):
@@ -241,9 +246,11 @@ class Reader:
     def may_ask(self, number: PartitionNumber) -> bool:
         return number in self._hosted or self._level() >= 2
 
-    async def page(self, wanted: Filter, cursor: str | None, limit: int, *, oldest: bool = False) -> Page:
-        """Matching invocations of all partitions, newest or oldest first. A short page may still have a cursor."""
-        after = _parse_cursor(cursor, oldest=oldest)
+    async def page(self, wanted: Filter, cursor: str | None, limit: int, order: Order = Order.NEWEST) -> Page:
+        """Matching invocations of all partitions, in order. A short page may still have a cursor."""
+        assert wanted.root is None, "families find those"
+        after = parse_rank(cursor, order)
+        looked_at = 0
         numbers: Collection[PartitionNumber] = numbers_of(self.count)
         if wanted.service is not None and wanted.key is not None:
             # All invocations of a key live in one partition.
@@ -252,12 +259,25 @@ class Reader:
             wanted = await self._after_parent(wanted, wanted.parent)
 
         async def read(number: PartitionNumber, position: bytes, size: int) -> Slice[Invocation]:
-            records, more = await self._slice(number, wanted, position, size, oldest=oldest)
-            return [(lists.rank(record, oldest=oldest), record) for record in records], more
+            nonlocal looked_at
+            slice_ = await self._slice(number, wanted, position, size, order=order)
+            looked_at += slice_.looked_at
+            return [(lists.rank(record, order), record) for record in slice_.records], slice_.more
 
         found, more = await merge(numbers, after, limit, read)
-        following = format_cursor(more + _OLDEST * oldest) if more is not None else None
-        return Page(found, following, await self._failures(found))
+        following = format_rank(more, order) if more is not None else None
+        return Page(found, following, await self.failures(found), looked_at)
+
+    async def chosen(self, wanted: Filter, ids: Collection[InvocationId]) -> list[Invocation]:
+        """Those of some invocations that match. Nodes answer this since level 2."""
+        by_partition: dict[PartitionNumber, list[InvocationId]] = {}
+        for id_ in ids:
+            by_partition.setdefault(partition_of(id_, self.count), []).append(id_)
+        found: list[Invocation] = []
+        for number, some in by_partition.items():
+            for first in range(0, len(some), CHOSEN_MAX):
+                found += await self.ask(number, "chosen", tuple(wanted), some[first : first + CHOSEN_MAX])
+        return found
 
     async def _after_parent(self, wanted: Filter, parent: InvocationId) -> Filter:
         """Calls begin after their caller, so those of a new one are found without reading all older invocations."""
@@ -270,7 +290,7 @@ class Reader:
         since_ms = max(caller.record.created_ms - CLOCKS_DIFFER_MS, wanted.created_since_ms or 0, 0)
         return wanted._replace(created_since_ms=since_ms)
 
-    async def _failures(self, records: Sequence[Invocation]) -> dict[InvocationId, ShownFailure]:
+    async def failures(self, records: Sequence[Invocation]) -> dict[InvocationId, ShownFailure]:
         """Those of invocations that a list shows, as far as their nodes know the question."""
         by_partition: dict[PartitionNumber, list[InvocationId]] = {}
         for record in records:
@@ -281,20 +301,18 @@ class Reader:
         return {id_: failure for answer in answers for id_, failure in answer}
 
     async def _slice(
-        self, number: PartitionNumber, wanted: Filter, position: bytes, limit: int, *, oldest: bool
-    ) -> tuple[list[Invocation], bytes | None]:
+        self, number: PartitionNumber, wanted: Filter, position: bytes, limit: int, *, order: Order
+    ) -> Found:
         """Read more of one partition."""
         if self._level() >= 2:
-            slice_: tuple[list[Invocation], bytes | None] | None = await self._slice_of(
-                number, "ordered", tuple(wanted), position, limit, oldest
-            )
-            if slice_ is not None:
-                return slice_
-        return await self._scan(number, wanted, position, limit, oldest=oldest)
+            found: Found | None = await self._slice_of(number, "ordered", tuple(wanted), position, limit, int(order))
+            if found is not None:
+                return found
+        return await self._scan(number, wanted, position, limit, order=order)
 
     async def _scan(
-        self, number: PartitionNumber, wanted: Filter, position: bytes, limit: int, *, oldest: bool
-    ) -> tuple[list[Invocation], bytes | None]:
+        self, number: PartitionNumber, wanted: Filter, position: bytes, limit: int, *, order: Order
+    ) -> Found:
         """The same for a partition whose index is incomplete: scan all of it. An upgrade completes the index."""
         sent = tuple(wanted)
         if self._level() < 2:
@@ -306,17 +324,18 @@ class Reader:
             sent = sent[:FIRST_FILTERS]  # A node of the previous release knows only these.
         best: list[tuple[bytes, Invocation]] = []
         after: bytes | None = b""
-        passed = 0
+        passed = looked_at = 0
         while after is not None:
             records, after = await self._slice_of(number, "slice", sent, after, PAGE_OF_SCAN)
+            looked_at += len(records)
             for record in records:
-                where = lists.rank(record, oldest=oldest)
-                if where > position and wanted.matches(record):
+                where = lists.rank(record, order)
+                if where > position and lists.is_in(record, order) and wanted.matches(record):
                     best.append((where, record))
             best.sort(key=lambda pair: pair[0])
             passed += len(best[limit:])
             del best[limit:]
-        return [record for _, record in best], best[-1][0] if passed else None
+        return Found([record for _, record in best], best[-1][0] if passed else None, looked_at)
 
     async def keyed(self, service: str, key: str) -> Keyed:
         number = partition_of(partition_key(service, key), self.count)
@@ -390,10 +409,12 @@ def _slice(txn: ReadTxn, wanted: Sequence[Any], after: bytes, limit: int) -> tup
     return queries.list_invocations(txn, Filter(*wanted), after, limit)
 
 
-def _ordered(
-    txn: TwoWayTxn, wanted: Sequence[Any], after: bytes, limit: int, oldest: bool
-) -> tuple[list[Invocation], bytes | None] | None:
-    return lists.ordered(txn, Filter(*wanted), after, limit, oldest=oldest)
+def _ordered(txn: TwoWayTxn, wanted: Sequence[Any], after: bytes, limit: int, order: int) -> Found | None:
+    return lists.ordered(txn, Filter(*wanted), after, limit, order=Order(order))
+
+
+def _chosen(txn: ReadTxn, wanted: Sequence[Any], ids: Sequence[InvocationId]) -> list[Invocation]:
+    return lists.chosen(txn, Filter(*wanted), ids)
 
 
 def _failures(txn: ReadTxn, ids: Sequence[InvocationId]) -> list[tuple[InvocationId, ShownFailure]]:
@@ -445,8 +466,13 @@ _QUESTIONS: Final[Mapping[str, Question]] = {
     ),
     "ordered": Question(
         _ordered,
-        lambda it: ([_pack_record(record) for record in it[0]], it[1]),
-        lambda row: ([unpack_invocation(*record) for record in row[0]], row[1]),
+        lambda it: ([_pack_record(record) for record in it.records], it.more, it.looked_at),
+        lambda row: Found([unpack_invocation(*record) for record in row[0]], *row[1:]),
+    ),
+    "chosen": Question(
+        _chosen,
+        lambda records: [_pack_record(record) for record in records],
+        lambda rows: [unpack_invocation(*row) for row in rows],
     ),
     "failures": Question(
         _failures,
@@ -488,10 +514,16 @@ def add_statistics(each: Sequence[Statistics]) -> Statistics:
     )
 
 
-def _parse_cursor(cursor: str | None, *, oldest: bool) -> bytes:
+def format_rank(rank: bytes, order: Order) -> str:
+    """The cursor of the page after a rank."""
+    return format_cursor(rank + _ENDINGS[order])
+
+
+def parse_rank(cursor: str | None, order: Order) -> bytes:
+    """The rank after which a page begins."""
     if cursor is None:
         return b""
-    raw = parse_cursor(cursor, (POSITION_BYTES, POSITION_BYTES + len(_OLDEST)))
-    if (raw[POSITION_BYTES:] == _OLDEST) is not oldest:
-        raise BadRequest("the cursor belongs to a list in the other order", "pass `order` as for the previous page")
+    raw = parse_cursor(cursor, {POSITION_BYTES + len(ending) for ending in _ENDINGS.values()})
+    if raw[POSITION_BYTES:] != _ENDINGS[order]:
+        raise BadRequest("the cursor belongs to a list in another order", "pass `order` as for the previous page")
     return raw[:POSITION_BYTES]

@@ -16,6 +16,7 @@ from holdfast.statemachine.records import Invocation
 from holdfast.statemachine.survey import Child
 
 NODES_MAX: Final = 1000
+MEMBERS_MAX: Final = 5000  # of a tree whose invocations are listed, and slices of journals that it takes
 ANCESTORS_MAX: Final = 100
 SLICES_MAX: Final = 1000  # of journals, per walk
 COUNT_SLICES_MAX: Final = 64  # of one journal, for the number of its calls
@@ -38,6 +39,11 @@ class Tree(NamedTuple):
     complete: bool
 
 
+class Members(NamedTuple):
+    ids: list[InvocationId]
+    complete: bool
+
+
 class Trees:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -52,6 +58,38 @@ class Trees:
             return None
         found = await walk.children(record.id, NODES_MAX * COUNT_SLICES_MAX)
         return len(found) if walk.complete else None
+
+    async def called(self, record: Invocation) -> Members:
+        """What the journal of an invocation says that it called and sent. An idempotency key may have found invocations of
+        other callers."""
+        walk = _Walk(self._reader, COUNT_SLICES_MAX)
+        found = await walk.children(record.id, NODES_MAX * COUNT_SLICES_MAX) if record.length > 1 else []
+        return Members(list({child.id: None for child in found}), walk.complete)
+
+    async def members(self, record: Invocation) -> Members:
+        """The invocation and all that were called and sent below it, up to MEMBERS_MAX."""
+        walk = _Walk(self._reader, MEMBERS_MAX)
+        found = {record.id: None}
+        level = [record.id]
+        while level:
+            below: dict[InvocationId, InvocationId] = {}
+            for first in range(0, len(level), AT_A_TIME):
+                some = level[first : first + AT_A_TIME]
+                room = MEMBERS_MAX - len(found) - len(below)
+                each = await asyncio.gather(*(walk.children(ident, room) for ident in some))
+                for ident, children in zip(some, each, strict=True):
+                    below |= {child.id: ident for child in children if child.id not in found}
+            level = []
+            for child in await walk.records(below):
+                if child.caller != below[child.id]:
+                    continue  # An idempotency key found the call of another invocation.
+                if len(found) >= MEMBERS_MAX:
+                    walk.complete = False
+                    break
+                found[child.id] = None
+                if child.length > 1:
+                    level.append(child.id)
+        return Members(list(found), walk.complete)
 
     async def tree(self, record: Invocation) -> Tree:
         """The whole tree, up to NODES_MAX. It always has the path from the root to the invocation."""

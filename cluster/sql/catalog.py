@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from holdfast.cluster.admin.shapes import queries
-from holdfast.cluster.sql.invocations import ATTEMPTS, INVOCATIONS, STATISTICS
+from holdfast.cluster.sql.invocations import ATTEMPTS, INVOCATIONS, STATISTICS, TAGS
 from holdfast.cluster.sql.journals import AWAKEABLES, IN_DOUBT, JOURNAL_TABLE
 from holdfast.cluster.sql.objects import OBJECTS, PROMISES, STATE, TIMERS
 from holdfast.cluster.sql.overviews import OVERVIEWS
@@ -16,6 +16,7 @@ TABLES: Final[Mapping[str, Table]] = {
     table.name: table
     for table in (
         INVOCATIONS,
+        TAGS,
         STATISTICS,
         JOURNAL_TABLE,
         ATTEMPTS,

@@ -1,9 +1,10 @@
-"""The tables about invocations as a whole: `invocations`, `attempts` and `statistics`."""
+"""The tables about invocations as a whole: `invocations`, `tags`, `attempts` and `statistics`."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from holdfast.cluster.admin.views import MODE_NAMES
 from holdfast.cluster.errors import Unavailable
@@ -21,8 +22,16 @@ from holdfast.cluster.sql.relations import (
     show_id,
     times,
 )
-from holdfast.sdk.ids import NO_INVOCATION, InvocationId, PartitionNumber, format_id, partition_key, partition_of
-from holdfast.statemachine import history, listing, queries
+from holdfast.sdk.ids import (
+    ID_BYTES,
+    NO_INVOCATION,
+    InvocationId,
+    PartitionNumber,
+    format_id,
+    partition_key,
+    partition_of,
+)
+from holdfast.statemachine import history, queries, tags
 from holdfast.statemachine.effects import STATUS_NAMES, Status
 from holdfast.statemachine.history import ENDED_NAMES, EndedAttempt
 from holdfast.statemachine.outcomes import failure_of, is_success, payload_of
@@ -35,7 +44,7 @@ from holdfast.statemachine.records import (
     unpack_completed_outcome,
     unpack_invocation,
 )
-from holdfast.statemachine.tables import ACTIVE, COMPLETED, CREATED, HISTORY, after
+from holdfast.statemachine.tables import ACTIVE, COMPLETED, CREATED, HISTORY, TAGGED, after, position
 
 _DONE: Final = STATUS_NAMES[Status.COMPLETED]
 
@@ -92,6 +101,11 @@ def _failure(field: str) -> Any:
     return lambda entry: getattr(entry.failure, field, None) or None
 
 
+def _tags(entry: Entry) -> Value:
+    tags = entry.record.tags
+    return json.dumps(tags, ensure_ascii=False, separators=(",", ":")) if tags else None
+
+
 def _due(*statuses: Status) -> Any:
     return lambda entry: entry.record.due_ms if entry.record.status in statuses else None
 
@@ -132,6 +146,7 @@ _COLUMNS: Final = (
     ),
     Column("call_depth", INTEGER, "how many callers are above it", _of("depth")),
     Column("idempotency_key", TEXT, "the Idempotency-Key that it was created with", _of("idempotency_key")),
+    Column("tags", TEXT, "its tags, as a JSON object; null if it has none: see the table `tags`", _tags),
     Column(
         "copied_from",
         TEXT,
@@ -209,9 +224,9 @@ def _by_time(view: View, wanted: Wanted, lowest: int | None, highest: int | None
     """Newest first."""
     first, end = CREATED + (wanted.position + b"\0" if wanted.position else b""), after(CREATED)
     if highest is not None:
-        first = max(first, CREATED + listing.position(highest, NO_INVOCATION))
+        first = max(first, CREATED + position(highest, NO_INVOCATION))
     if lowest is not None and lowest > 0:
-        end = min(end, CREATED + listing.position(lowest - 1, NO_INVOCATION))
+        end = min(end, CREATED + position(lowest - 1, NO_INVOCATION))
     for key, _ in view.txn.scan(first, end):
         entry = _load(view, InvocationId(key[9:]))
         assert entry is not None, "an invocation in the index exists"
@@ -263,6 +278,72 @@ INVOCATIONS: Final = Table(
     route=_route,
     keys=(("id",),),
     newest_first=True,
+)
+
+
+# -- tags ------------------------------------------------------------------------------------------------------------
+
+
+class _Tag(NamedTuple):
+    id: InvocationId
+    created_ms: int
+    name: str
+    value: str
+
+
+def _scan_tags(view: View, wanted: Wanted) -> Iterator[tuple[bytes, _Tag]]:
+    """A position is a key of the index, without its table."""
+    ids = wanted.ids("invocation")
+    rows = _tag_keys(view, wanted) if ids is None else _tag_keys_of(view, ids)
+    for key in rows:
+        if key[1:] > wanted.position:
+            yield from _tags_at(view, key)
+
+
+def _tag_keys_of(view: View, ids: list[InvocationId]) -> Iterator[bytes]:
+    records = [record for ident in ids if (record := view.load(ident)) is not None]
+    keys = [
+        tags.rows_with(name, value) + position(record.created_ms, record.id)
+        for record in records
+        for name, value in (record.tags or {}).items()
+    ]
+    return iter(sorted(keys))
+
+
+def _tag_keys(view: View, wanted: Wanted) -> Iterator[bytes]:
+    names, values = wanted.values("name"), wanted.values("value")
+    prefixes = [TAGGED] if names is None else sorted({tags.rows_named(name) for name in names})
+    if names is not None and values is not None:
+        prefixes = sorted({tags.rows_with(name, value) for name in names for value in values})
+    for prefix in prefixes:
+        first = max(prefix, TAGGED + wanted.position + b"\0") if wanted.position else prefix
+        for key, _ in view.txn.scan(first, after(prefix)):
+            yield key
+
+
+def _tags_at(view: View, key: bytes) -> Iterator[tuple[bytes, _Tag]]:
+    """The tag that has this row."""
+    record = view.load(InvocationId(key[-ID_BYTES:]))
+    assert record is not None, "an invocation in an index exists"
+    for name, value in (record.tags or {}).items():
+        if key.startswith(tags.rows_with(name, value)):
+            yield key[1:], _Tag(record.id, record.created_ms, name, value)
+
+
+TAGS: Final = Table(
+    "tags",
+    "The tags of invocations, one row each. A condition on `name` and `value`, or on `invocation`, reads only what it "
+    "needs: `select i.* from tags t join invocations i on i.id = t.invocation where t.name = 'tenant' and "
+    "t.value = 'acme'`.",
+    (
+        Column("invocation", TEXT, "the id of the invocation", lambda it: format_id(it.id)),
+        Column("name", TEXT, "the name of the tag", lambda it: it.name),
+        Column("value", TEXT, "its value", lambda it: it.value),
+        *times("created", "when the invocation was created", lambda it: it.created_ms),
+    ),
+    scan=_scan_tags,
+    route=lambda wanted, count: route_ids(wanted, "invocation", count),
+    keys=(("invocation",), ("name", "value")),
 )
 
 

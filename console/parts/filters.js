@@ -19,6 +19,8 @@ export const FIELDS = {
   deployment: ["Deployment", "its id", "dp_…"],
   idempotency_key: ["Idempotency key", "the whole key", ""],
   parent: ["Called by", "id of the caller", "inv_…"],
+  root: ["Tree below", "id of its root", "inv_…"],
+  tag: ["Tag", "its name = its value", "tenant=acme"],
   order: ["Order", "newest or oldest first", "oldest"],
 };
 export const NAMES = ["status", "outcome", ...Object.keys(FIELDS)];

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, TypeVar, overload
@@ -76,6 +76,7 @@ class Client:
         *,
         idempotency_key: str | None = None,
         headers: dict[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
         timeout: float | timedelta | None = None,
     ) -> O: ...
     @overload
@@ -86,6 +87,7 @@ class Client:
         *,
         idempotency_key: str | None = None,
         headers: dict[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
         timeout: float | timedelta | None = None,
     ) -> O: ...
     @overload
@@ -96,6 +98,7 @@ class Client:
         key: str,
         idempotency_key: str | None = None,
         headers: dict[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
         timeout: float | timedelta | None = None,
     ) -> O: ...
     @overload
@@ -107,6 +110,7 @@ class Client:
         key: str,
         idempotency_key: str | None = None,
         headers: dict[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
         timeout: float | timedelta | None = None,
     ) -> O: ...
     @overload
@@ -118,6 +122,7 @@ class Client:
         key: str | None = None,
         idempotency_key: str | None = None,
         headers: dict[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
         timeout: float | timedelta | None = None,
     ) -> O: ...
     @overload
@@ -129,6 +134,7 @@ class Client:
         key: str | None = None,
         idempotency_key: str | None = None,
         headers: dict[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
         timeout: float | timedelta | None = None,
     ) -> Any: ...
     async def call(
@@ -139,12 +145,14 @@ class Client:
         key: str | None = None,
         idempotency_key: str | None = None,
         headers: dict[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
         timeout: float | timedelta | None = None,
     ) -> Any:
         """Call a handler and wait for its result. Raises `CallFailed` if the invocation fails, and `CallTimedOut` after
-        `timeout` (seconds or a timedelta): the invocation then goes on."""
+        `timeout` (seconds or a timedelta): the invocation then goes on. `tags`: short texts by which people find the
+        invocation, `{"tenant": "acme"}`."""
         request = self._requests.invoke(
-            handler, argument, key=key, idempotency_key=idempotency_key, headers=headers, delay=None
+            handler, argument, key=key, idempotency_key=idempotency_key, headers=headers, tags=tags, delay=None
         )
         return await self._transport.ask(request, timeout)
 
@@ -156,6 +164,7 @@ class Client:
         delay: float | timedelta = 0,
         idempotency_key: str | None = None,
         headers: dict[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> SendHandle[O]: ...
     @overload
     async def send(
@@ -166,6 +175,7 @@ class Client:
         delay: float | timedelta = 0,
         idempotency_key: str | None = None,
         headers: dict[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> SendHandle[O]: ...
     @overload
     async def send(
@@ -176,6 +186,7 @@ class Client:
         delay: float | timedelta = 0,
         idempotency_key: str | None = None,
         headers: dict[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> SendHandle[O]: ...
     @overload
     async def send(
@@ -187,6 +198,7 @@ class Client:
         delay: float | timedelta = 0,
         idempotency_key: str | None = None,
         headers: dict[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> SendHandle[O]: ...
     @overload
     async def send(
@@ -198,6 +210,7 @@ class Client:
         delay: float | timedelta = 0,
         idempotency_key: str | None = None,
         headers: dict[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> SendHandle[O]: ...
     @overload
     async def send(
@@ -209,6 +222,7 @@ class Client:
         delay: float | timedelta = 0,
         idempotency_key: str | None = None,
         headers: dict[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> SendHandle[Any]: ...
     async def send(
         self,
@@ -219,11 +233,12 @@ class Client:
         delay: float | timedelta = 0,
         idempotency_key: str | None = None,
         headers: dict[str, str] | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> SendHandle[Any]:
         """Start an invocation, now or after `delay`. Returns as soon as the cluster has accepted it durably."""
         handle: SendHandle[Any] = await self._transport.ask(
             self._requests.invoke(
-                handler, argument, key=key, idempotency_key=idempotency_key, headers=headers, delay=delay
+                handler, argument, key=key, idempotency_key=idempotency_key, headers=headers, tags=tags, delay=delay
             )
         )
         return handle

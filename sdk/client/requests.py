@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
@@ -17,6 +17,7 @@ from holdfast.sdk.errors import BadPayload
 from holdfast.sdk.ids import format_id, idempotent_id, parse_awakeable, parse_id, workflow_id
 from holdfast.sdk.policy import milliseconds
 from holdfast.sdk.serde import ANY, Serde, serde_for
+from holdfast.sdk.tags import with_tags
 
 T = TypeVar("T")
 O = TypeVar("O")  # noqa: E741
@@ -107,13 +108,14 @@ class Requests:
         key: str | None,
         idempotency_key: str | None,
         headers: dict[str, str] | None,
+        tags: Mapping[str, str] | None,
         delay: float | timedelta | None,
     ) -> Request[Any]:
         target = resolve_target(handler, key)
         segments = [target.service, *([key] if key is not None else []), target.handler]
         path = "/" + "/".join(_segment(segment) for segment in segments)
         body = b"" if argument is MISSING else target.input.dump(argument)
-        given = {**self.headers, **(headers or {}), "Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        given = {**self.headers, **with_tags(headers, tags), "Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         if argument is not MISSING:
             given.setdefault("Content-Type", target.input.content_type)
         if delay is None:

@@ -66,6 +66,28 @@ def test_a_send_prints_the_id_and_finds_the_first_again(cli: Cli) -> None:
     assert cli.run("send", "echo/say", "--delay", "soon").exit_code == 1
 
 
+def test_invocations_are_sent_with_tags_and_found_by_them(cli: Cli) -> None:
+    first = cli.ok("send", "agent/wait", "--tag", "tenant=acme, Inc", "--tag", "order=17").strip()
+    other = cli.ok("send", "agent/wait", "--tag", "tenant=other", "--tag", "order=17").strip()
+    assert cli.ok("call", "echo/say", "1", "--tag", "order=18") == "1\n"
+
+    def found(*arguments: str) -> list[str]:
+        return [each["id"] for each in cli.json("invocations", "list", *arguments)["invocations"]]
+
+    assert found("--tag", "order=17") == [other, first]
+    assert found("--tag", "order=17", "--tag", "tenant=acme, Inc") == [first]
+    assert len(found("--tag", "order=18", "--order", "completed")) == 1
+    assert found("--root", first) == [first]
+    assert "tenant=acme, Inc, order=17" in cli.ok("invocations", "describe", first)
+    counted = cli.ok("invocations", "kill", "--tag", "order=17", "--tag", "tenant=other", "--dry-run")
+    assert "kill would act on 1 invocations with tag order=17 and tenant=other" in counted
+    for wrong in ("tenant", "tenant=", "a b=c", f"tenant={'x' * 257}"):
+        refused = cli.run("send", "agent/wait", "--tag", wrong)
+        assert refused.exit_code == 2 and "--tag" in refused.stderr
+    twice = cli.run("call", "echo/say", "--tag", "a=1", "--tag", "a=2")
+    assert twice.exit_code == 2 and "'a' is given twice" in twice.stderr
+
+
 def test_deployments_and_services_are_listed_and_described(cli: Cli) -> None:
     [deployment] = cli.json("deployments", "list")["deployments"]
     again = cli.ok("deployments", "register", cli.at.endpoint.uri)

@@ -177,7 +177,7 @@ def test_bash_completes_commands_options_and_names(cli: Cli) -> None:
 
     found = run("bash", script, cli.environ)
 
-    assert found == ["transfer", "newest", "oldest", "agent", "1"]
+    assert found == ["transfer", "newest", "oldest", "completed", "agent", "1"]
 
 
 def test_fish_completes_commands_and_names(cli: Cli) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from holdfast import console
 from holdfast.cluster.admin.pages import INDEX, KEPT, TYPES, read_files, versioned
+from holdfast.cluster.admin.routes import FILTER_NAMES
 from holdfast.cluster.http.browsers import ADMIN_HEADERS
 from tests.cluster.test_tokens import one
 
@@ -48,6 +49,13 @@ REFERENCES = [
     ),
     *((name, found) for name in OURS for found in re.findall(r'"(/console/[^"]+)"', text_of(name)) if name != INDEX),
 ]
+
+
+def test_the_filter_builder_offers_every_filter_of_the_api() -> None:
+    text = text_of("parts/filters.js")
+    fields = re.findall(r"^  (\w+): \[", text[text.index("FIELDS") :], re.MULTILINE)
+
+    assert {*fields, "status", "outcome"} == {*FILTER_NAMES, "order"} - {"older_than"}
 
 
 async def test_every_file_is_served_with_its_type_and_checked_again_each_time(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from holdfast.cluster.errors import Unavailable
 from holdfast.cluster.routing.reader import FIRST_DESCRIPTION, FIRST_FILTERS, Reader
 from holdfast.cluster.routing.surveys import Surveys
 from holdfast.sdk.ids import InvocationId, partition_of
+from holdfast.statemachine.lists import Order
 from holdfast.statemachine.queries import Filter
 from tests.cluster.harness import PATIENCE_S
 from tests.cluster.serving import HANDLERS
@@ -25,6 +26,7 @@ from tests.cluster.test_trees import calls_below
 #: Whatever differs from one node or moment to the next.
 QUESTIONS = (
     "/statistics", "/invocations?limit=7", "/invocations?order=oldest&limit=7", "/invocations?failure=database",
+    "/invocations?order=completed&limit=7", "/invocations?tag=of=counter&limit=7",
     "/waiting", "/services/counter/keys", "/services/counter/k1/queue", "/services/signup/k2/promises",
 )  # fmt: skip
 
@@ -42,7 +44,8 @@ async def test_every_node_answers_alike_wherever_the_partitions_are(tmp_path: Pa
                 return found
 
         async def send(path: str, body: str) -> str:
-            async with http.post(f"{nodes['n1'].doors.urls.ingress}/{path}/send", data=body) as answer:
+            url, tags = f"{nodes['n1'].doors.urls.ingress}/{path}/send", {"x-holdfast-tags": f"of={path.split('/')[0]}"}
+            async with http.post(url, data=body, headers=tags) as answer:
                 return str((await answer.json())["invocationId"])
 
         async def reaches(id_: str, status: str) -> None:
@@ -64,12 +67,23 @@ async def test_every_node_answers_alike_wherever_the_partitions_are(tmp_path: Pa
 
         assert any(len(node.serving.router.hosted) < 6 for node in nodes.values()), "some partitions are elsewhere"
         child = next(each["id"] for each in tree["nodes"] if each["service"] == "family" and each["parent"])
-        for path in (*QUESTIONS, f"/invocations/{root}/tree", f"/invocations?parent={root}", f"/invocations/{child}"):
+        for path in (
+            *QUESTIONS,
+            f"/invocations/{root}/tree",
+            f"/invocations?parent={root}",
+            f"/invocations?root={root}&limit=5",
+            f"/invocations/{child}",
+        ):
             answers = [await get(name, path) for name in NAMES]
             for answer in answers:
                 answer.pop("at", None)
             assert json.dumps(answers[0]) == json.dumps(answers[1]) == json.dumps(answers[2]), path
         assert len((await get("n3", "/invocations?failure=database"))["invocations"]) == 8
+        tagged = await get("n3", "/invocations?tag=of=counter&order=oldest")
+        assert tagged["looked_at"] == len(tagged["invocations"]) == 16
+        assert [each["created_at"] for each in tagged["invocations"]] == sorted(
+            each["created_at"] for each in tagged["invocations"]
+        )
         assert len((await get("n3", "/services/counter/keys"))["keys"]) == 8
         assert len((await get("n3", "/waiting?kind=promise"))["waiting"]) == 8
 
@@ -97,7 +111,7 @@ def reader(old: Old) -> Reader:
 async def test_a_node_of_the_previous_release_is_sent_only_what_it_knows() -> None:
     old = Old()
 
-    page = await reader(old).page(Filter(service="a", completed_since_ms=5, key_prefix="b"), None, 10, oldest=True)
+    page = await reader(old).page(Filter(service="a", completed_since_ms=5, key_prefix="b"), None, 10, Order.OLDEST)
 
     assert page.records == [] and page.cursor is None
     assert [len(arguments[0]) for _, arguments in old.asked] == [FIRST_FILTERS] * 2

@@ -46,11 +46,11 @@ def test_handlers_are_described_with_their_schemas() -> None:
     described = openapi([orders])
 
     place = described["paths"]["/orders/{key}/place"]["post"]
-    assert [each["name"] for each in place["parameters"]] == ["key", "Idempotency-Key"]
+    assert [each["name"] for each in place["parameters"]] == ["key", "Idempotency-Key", "x-holdfast-tags"]
     assert place["description"] == "Place an order." and [*place["responses"]["200"]["content"]] == ["text/plain"]
     send = described["paths"]["/orders/{key}/place/send"]["post"]
     assert "202" in send["responses"] and "200" not in send["responses"]
-    assert [each["name"] for each in send["parameters"]] == ["key", "delay", "Idempotency-Key"]
+    assert [each["name"] for each in send["parameters"]] == ["key", "delay", "Idempotency-Key", "x-holdfast-tags"]
     assert find(described, place["requestBody"]["content"]["application/json"]["schema"]["$ref"]) == {"type": "object"}
     assert all(find(described, reference) is not None for reference in references(described))
 

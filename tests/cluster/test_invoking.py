@@ -64,6 +64,18 @@ def test_an_idempotency_key_finds_the_invocation_of_the_ingress(tmp_path: Path) 
     run(tmp_path, scenario)
 
 
+def test_tags_come_in_the_header_as_over_the_ingress(tmp_path: Path) -> None:
+    async def scenario(at: Serving) -> None:
+        _, answer = await start(at, service="echo", handler="say", headers={"X-Holdfast-Tags": "tenant=acme"})
+        wrong = await start(at, service="echo", handler="say", headers={"x-holdfast-tags": "tenant"})
+
+        found = await at.listed("invocations", "tag=tenant=acme", 5)
+        assert [each["id"] for each in found] == [answer["invocationId"]]
+        assert wrong[0] == 400 and "tenant=acme,order=17" in wrong[1]["message"]
+
+    run(tmp_path, scenario)
+
+
 def test_a_delayed_invocation_is_scheduled(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
         _, answer = await start(at, service="echo", handler="say", input=1, delay="1h")

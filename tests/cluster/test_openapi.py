@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
+from holdfast.cluster.admin.app import PARAMETERS_MAX
 from holdfast.cluster.admin.openapi import openapi as admin_document
 from holdfast.cluster.admin.routes import ROUTES
 from holdfast.cluster.events.feed import KINDS
-from holdfast.cluster.http.exchange import JSON, PARAMETERS_MAX, Answer
+from holdfast.cluster.http.exchange import JSON, Answer
 from holdfast.cluster.http.routes import Raw, shapes_of
 from holdfast.cluster.ingress.openapi import openapi as ingress_document
 from holdfast.sdk.ids import InvocationId, format_id
@@ -140,7 +141,7 @@ def test_all_parameters_of_a_route_may_be_given_at_once(tmp_path: Path) -> None:
     values = {
         "status": "active", "outcome": "failed", "since": "2h", "until": "1h", "older_than": "1h", "failure_code": "500",
         "completed_since": "2h", "completed_until": "1h", "parent": format_id(InvocationId(bytes(16))), "order": "oldest",
-        "limit": "10", "step": "1", "to": "newest", "dry_run": "true",
+        "limit": "10", "step": "1", "to": "newest", "dry_run": "true", "root": format_id(InvocationId(bytes(16))), "tag": "a=b",
     }  # fmt: skip
 
     def query(name: str) -> str:

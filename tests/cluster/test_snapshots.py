@@ -10,16 +10,23 @@ from typing import Any
 
 import pytest
 
+from holdfast.cluster.partition.state import State
 from holdfast.cluster.snapshotting import keeper as keepers
 from holdfast.cluster.snapshotting import service as snapshots
 from holdfast.cluster.snapshotting.keeper import Keeper
+from holdfast.sdk.frames import Output
 from holdfast.sdk.journal import Op
 from holdfast.snapshots import files
 from holdfast.snapshots.cut import cut_blocking
 from holdfast.snapshots.files import SteadyWriter
 from holdfast.snapshots.format import Header, SnapshotFile, listed, verify
 from holdfast.snapshots.restore import restore_blocking
-from tests.cluster.harness import Handled, World, eventually, world
+from holdfast.statemachine import lists
+from holdfast.statemachine.effects import Status
+from holdfast.statemachine.lists import Order
+from holdfast.statemachine.queries import Filter
+from tests.cluster.harness import Handled, World, echo, eventually, world
+from tests.statemachine import invariants
 
 OFTEN: dict[str, Any] = {"snapshot_entries": 100, "snapshot_interval": 0.0, "log_tail": 50}
 SELDOM: dict[str, Any] = {"log_tail": 0}
@@ -35,6 +42,10 @@ async def count(handled: Handled) -> None:
 
 
 COUNTER: dict[str, Any] = {"counter:object/add:exclusive": count}
+
+
+async def fails(handled: Handled) -> None:
+    handled.send(Output(handled.id, handled.epoch, [1, 500, "boom", "ValueError"]))
 
 
 def keeper(it: World, number: int = 0) -> Keeper:
@@ -246,3 +257,27 @@ class StuckWriter(SteadyWriter):
         StuckWriter.stuck = True
         self.go_on.wait()
         super().write(piece)
+
+
+async def test_lists_of_a_restored_state_find_tags_failures_and_completions(tmp_path: Path) -> None:
+    async with world(tmp_path / "node", partitions=1) as it:
+        await it.register({"echo/say": echo, "bad/fails": fails})
+        for path in ("echo/say", "bad/fails"):
+            command = it.invoke(path, b"1")._replace(tags={"tenant": "acme"})
+            await it.node.serving.router.submit(command.id, command)
+            await it.reaches(command.id, Status.COMPLETED)
+        file = await snapshot(it)
+
+        restore_blocking(file.path, tmp_path / "restored")
+
+        state = State(tmp_path / "restored", owner="", boot="", map_bytes=1 << 20)
+        with state.read() as view:
+            invariants.check(view)
+            acme = lists.ordered(view, Filter(tags=[["tenant", "acme"]]), b"", 10)
+            failed = lists.ordered(view, Filter(failure="boom"), b"", 10)
+            done = lists.ordered(view, Filter(), b"", 10, order=Order.COMPLETED)
+        state.close()
+        assert acme is not None and failed is not None and done is not None
+        assert {record.service for record in acme.records} == {"echo", "bad"}
+        assert [record.service for record in failed.records] == ["bad"] and failed.looked_at == 1
+        assert [record.service for record in done.records] == ["bad", "echo"]

@@ -29,6 +29,7 @@ from tests.cluster.harness import PATIENCE_S, eventually
 from tests.cluster.load import Load
 from tests.cluster.serving import Serving, serving
 from tests.cluster.test_growing import growing
+from tests.cluster.test_lists import tagged
 from tests.cluster.test_tokens import one
 
 #: Pairs every row with every row, for longer than any test.
@@ -82,7 +83,7 @@ async def busy(path: Path) -> AsyncIterator[tuple[Sql, dict[str, str]]]:
     async with sql_of(path) as sql:
         at = sql.at
         ids = {
-            "done": await at.send("trips/book", b'{"to": "Lisbon"}'),
+            "done": await tagged(at, "trips/book", "tenant=acme,order=17", b'{"to": "Lisbon"}'),
             "awakeable": await at.send("agent/wait"),
             "failing": await at.send("flaky/fail"),
             "doubt": await at.send("payments/pay"),
@@ -358,7 +359,7 @@ async def test_an_error_says_where_and_what_there_is(tmp_path: Path) -> None:
         missing = await sql.refused("select * from workflows")
 
         assert wrong["message"] == "no such column: statuss (line 2, column 8)"
-        assert "invocations, statistics, journal" in missing["hint"]
+        assert "invocations, tags, statistics, journal" in missing["hint"]
         for body in ({}, {"sql": 1}, {"sql": "select 1", "params": []}, {"sql": "select 1", "fresh": 1}):
             assert (await sql.at.error("POST", "/query", json=body))[0] == 400
 

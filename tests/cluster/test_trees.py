@@ -11,6 +11,7 @@ import pytest
 from holdfast.cluster.routing import trees
 from holdfast.sdk.journal import Op
 from holdfast.statemachine import survey
+from holdfast.statemachine.records import Invocation
 from tests.cluster.harness import Handled
 from tests.cluster.serving import Serving, run
 
@@ -158,5 +159,131 @@ def test_whole_values_are_read_as_they_are(tmp_path: Path) -> None:
         ):  # fmt: skip
             assert (await value(id_, step, part))[0] == 404, (step, part)
         assert (await value(root, "x"))[0] == 400 and (await value(root, 0, "whole"))[0] == 400
+
+    run(tmp_path, scenario)
+
+
+def test_the_invocations_of_a_tree_are_listed_by_its_root(tmp_path: Path) -> None:
+    async def scenario(at: Serving) -> None:
+        root = await with_family(at)
+        for number in range(10):
+            await at.call("echo/say", str(number).encode())
+        nodes = {node["id"]: node for node in (await tree_of(at, root))["nodes"]}
+        for id_ in nodes:
+            await at.reaches(id_, "completed")
+        inner = next(id_ for id_, node in nodes.items() if node["parent"] == root and node["service"] == "family")
+
+        below = await at.listed("invocations", f"root={root}", 3)
+        oldest = await at.listed("invocations", f"root={root}&order=oldest", 3)
+        echoes = await at.listed("invocations", f"root={root}&service=echo", 3)
+        called = await at.listed("invocations", f"parent={root}", 2)
+        _, page = await at.admin("GET", f"/invocations?parent={root}")
+
+        assert {each["id"] for each in below} == nodes.keys() and len(below) == len(nodes) == 8
+        assert [each["id"] for each in oldest] == [each["id"] for each in reversed(below)]
+        assert {each["id"] for each in echoes} == {id_ for id_, node in nodes.items() if node["service"] == "echo"}
+        assert {each["id"] for each in called} == {id_ for id_, node in nodes.items() if node["parent"] == root}
+        assert page["looked_at"] == 3 and page["complete"], "others were not looked at"
+        assert {each["id"] for each in await at.listed("invocations", f"root={inner}", 9)} == {
+            inner,
+            *(id_ for id_, node in nodes.items() if node["parent"] == inner),
+            *(id_ for id_, node in nodes.items() if nodes.get(node["parent"], {}).get("parent") == inner),
+        }
+        assert (await at.admin("POST", f"/invocations/purge?root={inner}&dry_run=true"))[1]["matched"] == 3
+        await at.admin("POST", f"/invocations/{root}/purge")
+        assert (await at.error("GET", f"/invocations?root={root}"))[0] == 404
+        assert {each["id"] for each in await at.listed("invocations", f"parent={root}", 2)} == {
+            each["id"] for each in called
+        }, "its journal is gone, so all are looked at"
+
+    run(tmp_path, scenario)
+
+
+def test_a_tree_is_walked_once_for_all_of_its_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: list[Invocation] = []
+    walk = trees.Trees.members
+
+    async def counted(self: trees.Trees, record: Invocation) -> trees.Members:
+        walked.append(record)
+        return await walk(self, record)
+
+    monkeypatch.setattr(trees.Trees, "members", counted)
+
+    async def scenario(at: Serving) -> None:
+        root = await with_family(at)
+
+        assert len(await at.listed("invocations", f"root={root}", 2)) == 8
+        assert len(walked) == 1
+        assert len(await at.listed("invocations", f"root={root}", 9)) == 8
+        assert len(walked) == 2, "a first page shows what there is now"
+
+    run(tmp_path, scenario)
+
+
+def test_a_tree_that_is_too_large_to_walk_is_not_called_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees, "MEMBERS_MAX", 4)
+
+    async def scenario(at: Serving) -> None:
+        root = await with_family(at)
+
+        _, page = await at.admin("GET", f"/invocations?root={root}")
+        done = await at.admin("POST", f"/invocations/purge?root={root}&dry_run=true")
+
+        assert len(page["invocations"]) == page["looked_at"] == 4 and not page["complete"]
+        assert done[1]["matched"] == 4 and done[1]["more"]
+
+    run(tmp_path, scenario)
+
+
+async def shares(handled: Handled) -> None:
+    """Calls by an idempotency key: only the first caller begins the invocation."""
+    if handled.length == 1:
+        handled.wait_for(handled.step(Op.CALL, "0/call/0", ["echo", "say", None, b"1", {}, "shared"]))
+    else:
+        handled.output(b"1")
+
+
+def test_a_call_that_another_invocation_began_is_in_its_tree_alone(tmp_path: Path) -> None:
+    async def scenario(at: Serving) -> None:
+        at.endpoint.add("family/share", shares)
+        await at.admin("POST", "/deployments", json={"uri": at.endpoint.uri, "force": True})
+        first = await at.send("family/share")
+        await at.reaches(first, "completed")
+        second = await at.send("family/share")
+        await at.reaches(second, "completed")
+
+        async def ids(query: str) -> list[str]:
+            return [each["id"] for each in await at.listed("invocations", query, 5)]
+
+        [shared] = await ids(f"parent={first}")
+        assert sorted(await ids(f"root={first}")) == sorted([first, shared])
+        assert await ids(f"root={second}") == [second] and await ids(f"parent={second}") == []
+
+    run(tmp_path, scenario)
+
+
+def test_calls_of_a_workflow_from_before_its_restart_are_found(tmp_path: Path) -> None:
+    started: list[Handled] = []
+
+    async def calls_when_it_starts_first(handled: Handled) -> None:
+        started.append(handled)
+        if len(started) == 1:
+            handled.wait_for(handled.step(Op.CALL, "0/call/0", ["echo", "say", None, b"1", {}]))
+        else:
+            handled.output(b"1")
+
+    async def scenario(at: Serving) -> None:
+        at.endpoint.add("flow:workflow/run:main", calls_when_it_starts_first)
+        await at.admin("POST", "/deployments", json={"uri": at.endpoint.uri, "force": True})
+        parent = await at.send("flow/k/run")
+        await at.reaches(parent, "completed")
+        [before] = await at.listed("invocations", f"parent={parent}", 5)
+        assert (await at.admin("POST", f"/invocations/{parent}/restart?step=0"))[0] == 200
+        await at.reaches(parent, "completed")
+
+        assert (await at.describe(parent))["children"] == 0
+        assert [each["id"] for each in await at.listed("invocations", f"parent={parent}", 5)] == [before["id"]]
 
     run(tmp_path, scenario)

@@ -164,6 +164,17 @@ def test_headers_of_a_call_may_differ_between_attempts() -> None:
     assert failure is None
 
 
+def test_a_tag_may_be_added_to_a_call_while_invocations_run() -> None:
+    failure = asyncio.run(
+        second_attempt(
+            lambda ctx: ctx.call("other/echo", 1),
+            lambda ctx: ctx.call("other/echo", 1, tags={"tenant": "acme"}),
+        )
+    )
+
+    assert failure is None
+
+
 def test_a_sleep_until_a_time_of_the_journal_replays_and_one_of_the_clock_does_not() -> None:
     def by_journal(ctx: Context) -> Any:
         return ctx.sleep(ctx.now().timestamp() % 1)

@@ -7,11 +7,12 @@ from typing import Any
 
 from holdfast.sdk.ids import InvocationId, ObjectId
 from holdfast.sdk.journal import Op
-from holdfast.statemachine import blobs, history, listing, queries, refs, tables, timers, values
+from holdfast.statemachine import blobs, failing, history, queries, refs, tables, tags, timers, values
 from holdfast.statemachine.commands import Mode, Ref, decode_command
 from holdfast.statemachine.effects import STATUS_NAMES, Status
 from holdfast.statemachine.records import (
     INDEXED,
+    End,
     Invocation,
     unpack,
     unpack_blob,
@@ -81,9 +82,31 @@ class Check:
         about = queries.meta(self.txn)
         rows = {key[1:] for key, _ in self.rows(tables.CREATED)}
         every = {**self.active, **self.completed}
-        expected = {listing.position(record.created_ms, ident) for ident, record in every.items()}
+        expected = {tables.position(record.created_ms, ident) for ident, record in every.items()}
         assert rows <= expected
-        assert about.level < 2 or about.indexed != INDEXED or rows == expected
+        is_complete = about.level >= 2 and about.indexed == INDEXED
+        assert not is_complete or rows == expected
+        tagged = {
+            tags.rows_with(name, value) + tables.position(record.created_ms, ident)
+            for ident, record in every.items()
+            for name, value in (record.tags or {}).items()
+        }
+        assert {key for key, _ in self.rows(tables.TAGGED)} == tagged
+        failed = {self.failing_row(ident, record) for ident, record in every.items()} - {b""}
+        listed = {key for key, _ in self.rows(tables.FAILING)}
+        assert listed == failed if is_complete else listed <= failed
+        retentions = {tables.kept_key(record.retention_ms) for record in self.completed.values()}
+        assert not is_complete or retentions <= {key for key, _ in self.rows(tables.KEPT)}
+
+    def failing_row(self, ident: InvocationId, record: Invocation) -> bytes:
+        """Its row among the failing invocations; empty: it has none."""
+        where = tables.position(record.created_ms, ident)
+        if record.status == Status.COMPLETED:
+            assert not record.in_failing
+            return failing.rows_ended(record.code) + where if record.end != End.SUCCEEDED else b""
+        shown = queries.shown_failure(self.txn, record)
+        assert record.in_failing or shown is None or queries.meta(self.txn).indexed != INDEXED
+        return failing.rows_of(failing.ACTIVE) + where if record.in_failing else b""
 
     def failing(self) -> None:
         """Failed tries of steps and unsuccessful attempts. Level 1 did not count them, so it has no rows for them."""

@@ -63,6 +63,14 @@ KEYS = [None, None, "k", "l"]
 BLOBS = [b"large" * 20, bytes(CHUNK_BYTES + 3), b"\x01marked" * 9]
 SECRETS = [b"", b"8 bytes!", b"8 others"]
 HOOKS = [HookId(b"hook 1.."), HookId(b"hook 2.."), HookId(b"hook 3..")]
+TAGS: list[dict[str, str] | None] = [
+    None,
+    None,
+    {},
+    {"tenant": "acme"},
+    {"tenant": "acme", "order": "17"},
+    {"order": "18"},
+]
 EDGES = [-(2**63), -1, 0, 1, 1000, 2**31, 2**63 - 1]
 
 
@@ -161,6 +169,7 @@ def _invoke(random: Random) -> Invoke:
     return Invoke(
         which, service, "h", key, mode, _payload(random, b"in"), {"a": "b"}, start_at_ms, caller, step,
         _number(random, 20_000), None, depth=random.choice([0, 0, 1, 2, 9]), callers=random.choice([(), ("a/h", "b/h")]),
+        tags=random.choice(TAGS),
     )  # fmt: skip
 
 

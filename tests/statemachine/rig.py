@@ -87,12 +87,13 @@ class Rig:
         caller: tuple[InvocationId, int] | None = None,
         retention_ms: int = HOUR_MS,
         payload: bytes = b"input",
+        tags: dict[str, str] | None = None,
     ) -> InvocationId:
         which = ident(name, service=service, key=key)
         if mode is None:
             mode = Mode.PLAIN if key is None else Mode.EXCLUSIVE
         by, step = caller or (None, -1)
-        self.do(Invoke(which, service, handler, key, mode, payload, {}, start_at_ms, by, step, retention_ms))
+        self.do(Invoke(which, service, handler, key, mode, payload, {}, start_at_ms, by, step, retention_ms, tags=tags))
         return which
 
     def step(

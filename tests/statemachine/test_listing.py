@@ -21,7 +21,7 @@ def names(rig: Rig, made: dict[InvocationId, str], wanted: Filter | None = None,
     while after is not None:
         page = lists.ordered(rig.txn, wanted or Filter(), after, limit)
         assert page is not None
-        records, after = page
+        records, after, _ = page
         assert len(records) <= limit
         found += [made[record.id] for record in records]
     return found
@@ -61,13 +61,13 @@ def test_new_invocations_do_not_change_the_following_pages() -> None:
     rig = Rig()
     made = some(rig, 6)
     first = lists.ordered(rig.txn, Filter(), b"", 3)
-    assert first is not None and first[1] is not None
+    assert first is not None and first.more is not None
 
     made |= some(rig, 12)
 
-    second = lists.ordered(rig.txn, Filter(), first[1], 3)
+    second = lists.ordered(rig.txn, Filter(), first.more, 3)
     assert second is not None
-    assert [made[record.id] for record in (*first[0], *second[0])] == ["m5", "m4", "m3", "m2", "m1", "m0"]
+    assert [made[record.id] for record in (*first.records, *second.records)] == ["m5", "m4", "m3", "m2", "m1", "m0"]
 
 
 def test_raising_the_level_indexes_older_invocations_in_slices() -> None:
@@ -97,7 +97,7 @@ def test_a_new_state_has_nothing_to_add() -> None:
 
     rig.do(RaiseLevel(2))
 
-    assert lists.ordered(rig.txn, Filter(), b"", 3) == ([], None)
+    assert lists.ordered(rig.txn, Filter(), b"", 3) == ([], None, 0)
     assert queries.next_due(rig.txn) is None
 
 

@@ -35,7 +35,7 @@ def tables_checked(simulation: Simulation) -> None:
     for partition in simulation.partitions:
         invariants.check(partition.txn)
         left = {key[:1] for key, _ in partition.txn.scan(b"\x01", b"\xff")}
-        allowed = {tables.META, tables.SERVICE, tables.OBJECT, tables.VALUE, tables.SENT, tables.TAKEN}
+        allowed = {tables.META, tables.SERVICE, tables.OBJECT, tables.VALUE, tables.SENT, tables.TAKEN, tables.KEPT}
         allowed |= {tables.LARGE, tables.BLOB, tables.CHUNK}  # and the values that object state refers to
         allowed |= {tables.HOOK} if simulation.hooks else set()
         assert left <= allowed, left - allowed

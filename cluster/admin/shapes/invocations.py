@@ -65,6 +65,7 @@ class InvocationRow(TypedDict):
     lost_streams: Annotated[int, "consecutive attempts whose connection was lost"]
     steps: Annotated[int, "steps in its journal"]
     idempotency_key: str | None
+    tags: dict[str, str]
 
 
 class CalledBy(TypedDict):
@@ -117,6 +118,8 @@ class Invocation(InvocationRow):
 class InvocationPage(TypedDict):
     invocations: list[InvocationRow]
     cursor: Annotated[str | None, _CURSOR]
+    looked_at: Annotated[int, "how many invocations were compared with the filter for this page"]
+    complete: Annotated[bool, "false: a tree or a window is too large to list all that match"]
 
 
 class Step(TypedDict):
