@@ -33,6 +33,7 @@ from holdfast.sdk.errors import (
     RunAgain,
     TerminalError,
 )
+from holdfast.sdk.here import current_context
 from holdfast.sdk.keyed import ObjectContext, WorkflowContext
 from holdfast.sdk.policy import RetryPolicy
 from holdfast.sdk.promises import DurablePromise
@@ -48,6 +49,6 @@ __all__ = [
     "DurablePromise", "HoldfastError", "InvocationCancelled", "InvocationPaused", "JournalTooLong", "JsonSerde",
     "MisusedContext", "NonDeterminismError", "NotReady", "ObjectContext", "Operation", "RetriesExhausted", "RetryPolicy",
     "RetryableError", "RunAgain", "Selected", "SendHandle", "Sent", "Serde", "Server", "Service", "ServiceRef", "Settled",
-    "SyncClient", "TerminalError", "Unreachable", "VirtualObject", "Workflow", "WorkflowContext", "current_step", "endpoint",
-    "serve", "serve_async",
+    "SyncClient", "TerminalError", "Unreachable", "VirtualObject", "Workflow", "WorkflowContext", "current_context",
+    "current_step", "endpoint", "serve", "serve_async",
 ]  # fmt: skip

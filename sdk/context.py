@@ -49,6 +49,7 @@ from holdfast.sdk.journal import (
     Success,
     pack_outcome,
 )
+from holdfast.sdk.named import NamedScope
 from holdfast.sdk.policy import RetryPolicy
 from holdfast.sdk.run import RunOperation
 from holdfast.sdk.serde import ANY, Serde, serde_for
@@ -64,6 +65,7 @@ Ts = TypeVarTuple("Ts")
 P = ParamSpec("P")
 
 _MISSING: Final[Any] = object()
+SCOPE_BYTES_MAX: Final = 64 * 1024  # A longer name of a scope is most likely a mistake.
 #: Headers that an invocation passes on with its calls and sends, unless the call sets them.
 TRACE_HEADERS: Final = frozenset({"traceparent", "tracestate", "baggage"})
 
@@ -286,6 +288,19 @@ class Context(Combinators):
             executor=self._executor,
             run_ahead=self._handler.run_ahead if run_ahead is None else run_ahead,
         )
+
+    def scope(self, name: str) -> NamedScope:
+        """Name a part of the handler: the steps in it have keys under the name, whatever tasks lie between::
+
+            with ctx.scope(f"agent/{turn}/{call.id}"):
+                await framework.run_tool(call)      # each step in here has a key that begins with the name
+
+        Use it around code whose helper tasks are not yours to count, such as an agent framework. Scopes nest. `key=` of
+        `ctx.run` is relative to the scope. A name may be used once in its enclosing scope, otherwise `BadArgument` is
+        raised. A long name is cut and gets a hash of all of it.
+        """
+        check_text(name, "the name of a scope", SCOPE_BYTES_MAX)
+        return NamedScope(self._attempt, name)
 
     def sleep(
         self,

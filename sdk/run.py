@@ -185,7 +185,7 @@ class RunOperation(Operation[T]):
 
     async def _drive_alone(self) -> None:
         # The combinator that started it looks at the operation, not at this task.
-        scopes.current.set(scopes.Scope(self.attempt, ""))
+        scopes.begin(scopes.Scope(self.attempt, ""))
         await self._drive()
 
     def retry(self) -> None:
@@ -324,7 +324,7 @@ class RunOperation(Operation[T]):
         self.tries += 1
         self.began_ms = time.time_ns() // 1_000_000
         try:
-            if scopes.shares_context():
+            if scopes.shares_context(scopes.running_task()):
                 value = await self._call(self.function, self.arguments)
             else:  # Straight away: each coroutine in between costs every step a microsecond.
                 value = await self._call_here(self.function, self.arguments)
@@ -384,7 +384,7 @@ class RunOperation(Operation[T]):
 
     async def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """Call the function as the step: sync functions in a thread."""
-        if scopes.shares_context():
+        if scopes.shares_context(scopes.running_task()):
             return await scopes.unscoped_task(self.attempt.loop, self._call_here(function, arguments))
         return await self._call_here(function, arguments)
 
@@ -392,6 +392,8 @@ class RunOperation(Operation[T]):
         """Call the function outside all scopes, with its step as `current_step()`."""
         attempt = self.attempt
         scope = scopes.current.set(None)
+        task = scopes.running_task()
+        before = scopes.enter(task, None)
         step = _step.set(CurrentStep(attempt.id, self.name, self.key, self.tries, attempt))
         span = tracing.enter(attempt, self.key)
         attempt.functions += 1
@@ -407,6 +409,7 @@ class RunOperation(Operation[T]):
             attempt.functions -= 1
             tracing.leave(span)
             _step.reset(step)
+            scopes.leave(task, before)
             scopes.current.reset(scope)
 
     async def _interruptible(self, awaitable: Awaitable[Any]) -> Any:
@@ -415,7 +418,7 @@ class RunOperation(Operation[T]):
         A function that swallows the CancelledError decides how its step ends, and the next step notices the
         cancellation.
         """
-        attempt, task = self.attempt, asyncio.current_task()
+        attempt, task = self.attempt, scopes.running_task()
         assert task is not None
         if self.at_most_once:
             return await awaitable  # Its outcome must be known.

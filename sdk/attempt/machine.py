@@ -144,7 +144,7 @@ class Attempt(Steps):
 
     async def _main(self, code: Code) -> None:
         """The root task: run the code and report how it ended."""
-        scopes.current.set(scopes.Scope(self, ""))
+        scopes.begin(scopes.Scope(self, ""))
         try:
             payload = await code(self)
         except AttemptEnded as ended:

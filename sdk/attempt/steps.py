@@ -146,11 +146,7 @@ class Steps(Suspension):
         operation.index = index
         self.unsettled += 1
 
-        def fire() -> None:
-            self.time_floor = max(self.time_floor, timer.when())
-            timer.fire()
-
-        operation.listen(fire)
+        operation.listen(lambda: timers.fired(timer, self))
         return operation
 
     def _timer_due(self, timer: timers.PlainTimer, key: str, seen: int, looks: int) -> None:
@@ -164,8 +160,7 @@ class Steps(Suspension):
                     REPLAY_LOOK_S, self._timer_due, timer, key, self.activity, looks
                 )  # fmt: skip
             else:
-                self.time_floor = max(self.time_floor, timer.when())
-                timer.fire()
+                timers.fired(timer, self)
             return
         fired = Success(b"")
         index = self.journal(Op.VALUE, key, [timers.NAME], fired)
