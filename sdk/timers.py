@@ -167,7 +167,7 @@ class _Hooks:
     def call_at(
         self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        if _owner() is None:
+        if _owner() is None or when - self.time() >= FOREVER_S:  # The loop's own call_later calls this.
             return self._call_at(when, callback, *args, context=context)
         return self.call_later(when - self.time(), callback, *args, context=context)
 

@@ -107,6 +107,7 @@ class Attempt(Steps):
         self.interruptible = {}
         self.check = None
         self.functions = 0
+        self.stays = False
         self.starts_runs = True
         self.waits = set()
         self.ack_waits = deque()
