@@ -250,7 +250,7 @@ class RunOperation(Operation[T]):
                 return None  # Cancelled by the node while it was about to run again.
             if self.index < 0 and attempt.is_full():
                 return attempt.refuse_run(self.key)
-            if attempt.take_cancellation():
+            if attempt.take_cancellation() or (attempt.noticed is not None and attempt.was_swallowed()):
                 return CANCELLED
             if self.at_most_once and self.index < 0:
                 await self._intend()

@@ -104,6 +104,7 @@ class Attempt(Steps):
         self.unacked = deque()
         self.cancelled = start.cancelled
         self.cancelled_after = {}
+        self.noticed = None
         self.interruptible = {}
         self.check = None
         self.functions = 0

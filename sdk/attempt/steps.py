@@ -67,6 +67,8 @@ class Steps(Suspension):
         if index >= 0:
             self.replay_step(operation, index)
             return
+        if self.noticed is not None and code in _NOTICES_CANCELLATION and self.was_swallowed():
+            raise self.cancellation()
         self.check_room(key)
         self.check_new(code, argument, key, others=self.unsettled)
         operation.index = self.journal(code, key, argument, None)

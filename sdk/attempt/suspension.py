@@ -39,6 +39,7 @@ class Suspension(Outcomes):
         if self.ended:
             return
         self.ended = True
+        self.noticed = None  # Its traceback refers to the frames of the code.
         self.on_ended(self)
         for wait in list(self.waits):
             if not wait.done():
