@@ -41,7 +41,7 @@ from holdfast.sdk.frames import Intent, RunDone, RunFailed
 from holdfast.sdk.ids import InvocationId, format_id
 from holdfast.sdk.journal import CANCELLED, PAYLOAD_BYTES_MAX, Op, Outcome, Success, pack_outcome
 from holdfast.sdk.policy import RetryPolicy
-from holdfast.sdk.serde import JsonSerde, Serde
+from holdfast.sdk.serde import UNTYPED, JsonSerde, Serde
 
 T = TypeVar("T")
 
@@ -447,8 +447,14 @@ class RunOperation(Operation[T]):
         attempt = self.attempt
         if attempt.ended:
             raise AttemptEnded
+        serde = self.serde
         try:
-            payload = self.serde.dump(value)
+            if serde is UNTYPED and type(value) not in _SCALARS:
+                payload, lost = UNTYPED.dump_noting(value)
+                if lost is not None:
+                    self._warn_of_loss(lost)
+            else:
+                payload = serde.dump(value)
             if len(payload) > PAYLOAD_BYTES_MAX:
                 raise BadPayload(f"it must have at most {PAYLOAD_BYTES_MAX} bytes, not {len(payload)}")
         except Exception as error:  # A user's serde may raise anything.
@@ -456,10 +462,17 @@ class RunOperation(Operation[T]):
             attempt.fail(BadPayload(f"the result of step {self.name!r}: {error}"), pause=True)
             attempt.check_here()
             raise
-        serde = self.serde
         if isinstance(serde, JsonSerde) and type(value) in _SCALARS and serde.hint in (type(value), Any):
             self.load = lambda _: value
         return Success(payload)
+
+    def _warn_of_loss(self, lost: str) -> None:
+        at = "{}:{}".format(*self.made_at)
+        timers.warn_once(
+            "%s: the function of ctx.run(%r, ...) at %s returned a %s, which comes back as plain JSON: annotate what the "
+            "function returns, as in `-> %s`, or pass serde=TypeSerde(...)",
+            self.attempt.name, self.name, at, lost, lost, at=f"{at} {lost}",
+        )  # fmt: skip
 
     async def _backoff(self) -> None:
         """Wait until the node requests another run, or settles the step."""

@@ -42,7 +42,7 @@ async def test_what_the_code_of_the_user_makes_of_an_error_is_retried() -> None:
         try:
             await tool()
         except TerminalError:
-            {}["a mistake in the compensation"]
+            str(None.no_such_attribute)  # type: ignore[attr-defined]
 
     assert find_terminal(await raised(by_user, TerminalError("no"))) is None
 
@@ -150,7 +150,7 @@ async def test_a_framework_that_swallows_it_each_time_gets_nowhere_and_replays()
         return "went on"
 
     node, invocation = await cancelled(code)
-    crashed = []
+    crashed: list[bool] = []
 
     def crash(frame: Any) -> str | None:
         if getattr(frame, "key", "") == "tool#1" and not crashed:
