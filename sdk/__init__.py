@@ -41,6 +41,7 @@ from holdfast.sdk.run import current_step
 from holdfast.sdk.serde import RAW_JSON, JsonSerde, Serde, TypeSerde
 from holdfast.sdk.server import Server, serve, serve_async
 from holdfast.sdk.service import Service, VirtualObject, Workflow
+from holdfast.sdk.tools import durable_tool
 
 assert __name__ == "holdfast.sdk", f"import holdfast.sdk, not {__name__}"
 
@@ -50,5 +51,5 @@ __all__ = [
     "JsonSerde", "MisusedContext", "NonDeterminismError", "NotReady", "ObjectContext", "Operation", "RetriesExhausted",
     "RetryPolicy", "RetryableError", "RunAgain", "Selected", "SendHandle", "Sent", "Serde", "Server", "Service",
     "ServiceRef", "Settled", "SyncClient", "TerminalError", "TypeSerde", "Unreachable", "VirtualObject", "Workflow",
-    "WorkflowContext", "current_context", "current_step", "endpoint", "serve", "serve_async",
+    "WorkflowContext", "current_context", "current_step", "durable_tool", "endpoint", "serve", "serve_async",
 ]  # fmt: skip

@@ -197,6 +197,25 @@ def see_through(package: str) -> None:
     _frameworks.add(package)
 
 
+_final: dict[type[Exception], int] = {}
+
+
+def fails_for_good(kind: type[Exception], *, code: int) -> None:
+    """Fail an invocation whose handler raises this with a `TerminalError` of this status. For errors of a framework whose
+    requests are steps: another attempt would replay them to the same end. In a step they are retried."""
+    _final[kind] = code
+
+
+def find_final(error: BaseException) -> TerminalError | None:
+    """The error that fails an invocation for good when its handler raises it."""
+    terminal = find_terminal(error)
+    if terminal is None:
+        code = next((code for kind, code in _final.items() if isinstance(error, kind)), 0)
+        if code:
+            terminal = TerminalError(str(error), code=code, kind=type(error).__name__)
+    return terminal
+
+
 def is_caught_by_framework(error: BaseException) -> bool:
     """Whether the code that this error reached last belongs to a framework."""
     trace = error.__traceback__  # It begins with the frame that the error reached last.

@@ -31,3 +31,10 @@ def current_context() -> Context | None:
     if context is None:
         raise AttemptEnded
     return cast(Context, context)
+
+
+def is_in_handler() -> bool:
+    """Whether this code runs below a handler, where it may use the context. Unlike `current_context` it never raises, so that
+    code which cleans up may ask although its attempt has ended."""
+    scope = current_scope()
+    return scope is not None and isinstance(scope.owner, Attempt) and get_ident() == scope.owner.thread

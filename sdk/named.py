@@ -28,6 +28,12 @@ class NamedScope:
         self._task: asyncio.Task[Any] | None = None
         self.name = name
 
+    @property
+    def path(self) -> str:
+        """The beginning of the keys of its steps. Only inside the block."""
+        assert self._scope is not None, "the scope has been entered"
+        return self._scope.path
+
     def __enter__(self) -> NamedScope:
         if self._scope is not None:
             raise MisusedContext(f"scope {self.name!r} was entered before: make one with ctx.scope for each block")

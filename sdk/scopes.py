@@ -85,6 +85,10 @@ class Scope:
             text = f"{self.path}:{text}"
         return f"{text}#{count}" if count else text
 
+    def place(self, name: str) -> str:
+        """A name with the place of the running code, relative to the named scope: what the next step key is made of."""
+        return self.key(name).removeprefix(self.name).lstrip(":>")
+
     def explicit_key(self, key: str) -> str:
         """The step key of an explicit `key=`: relative to the named scope.
 

@@ -28,7 +28,7 @@ from packaging.version import Version
 from holdfast import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS_SHIPPED = {"cli", "cluster", "console", "log", "sdk", "snapshots", "statemachine"}
+ROOMS_SHIPPED = {"cli", "cluster", "console", "ext", "log", "sdk", "snapshots", "statemachine"}
 PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^ ;\\]+)(?: *; *(?P<marker>[^\\]+?))? *\\?$")
 LOCKS = {"requirements/dev.txt": None, "requirements/image.txt": {"server", "s3", "otel"}}
 

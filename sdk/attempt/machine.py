@@ -21,7 +21,7 @@ from holdfast.sdk.attempt.tasks import forget_frames, no_context
 from holdfast.sdk.errors import (
     AttemptEnded,
     exit_raised,
-    find_terminal,
+    find_final,
     is_from_terminal,
     never_works,
     to_failure,
@@ -178,7 +178,7 @@ class Attempt(Steps):
                 timers.warn_once("%s: %r was never awaited, so the code did not wait", self.name, operation, at=what)
 
     def _failed(self, error: BaseException) -> None:
-        terminal = find_terminal(error)
+        terminal = find_final(error)
         if terminal is not None:
             if self._has_replayed(f"fails: {terminal}"):
                 self.send(Output(self.id, self.epoch, pack_outcome(to_failure(terminal))))
