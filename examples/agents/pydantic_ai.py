@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from pydantic_ai import Agent, ModelResponse, TextPart, ToolCallPart
+from pydantic_ai import Agent, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
@@ -35,7 +35,8 @@ def script(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         return ModelResponse(parts=[ToolCallPart("weather", {"city": city}, f"w-{city}") for city in DEGREES])
     if turn == 1:
         return ModelResponse(parts=[ToolCallPart("book", {"city": "Palermo", "euros": 280}, "b-1")])
-    return ModelResponse(parts=[TextPart("Palermo: " + str(messages[-1].parts[0].content))])
+    booked = [part.content for part in messages[-1].parts if isinstance(part, ToolReturnPart)]
+    return ModelResponse(parts=[TextPart(f"Palermo: {booked[0]}")])
 
 
 async def approve(ctx: Context, call: ToolCallPart) -> bool:
