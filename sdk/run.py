@@ -324,7 +324,7 @@ class RunOperation(Operation[T]):
         self.tries += 1
         self.began_ms = time.time_ns() // 1_000_000
         try:
-            if scopes.shares_context(scopes.running_task()):
+            if scopes.shares_context():
                 value = await self._call(self.function, self.arguments)
             else:  # Straight away: each coroutine in between costs every step a microsecond.
                 value = await self._call_here(self.function, self.arguments)
@@ -384,7 +384,7 @@ class RunOperation(Operation[T]):
 
     async def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """Call the function as the step: sync functions in a thread."""
-        if scopes.shares_context(scopes.running_task()):
+        if scopes.shares_context():
             return await scopes.unscoped_task(self.attempt.loop, self._call_here(function, arguments))
         return await self._call_here(function, arguments)
 
@@ -468,11 +468,11 @@ class RunOperation(Operation[T]):
 
     def _warn_of_loss(self, lost: str) -> None:
         at = "{}:{}".format(*self.made_at)
-        timers.warn_once(
-            "%s: the function of ctx.run(%r, ...) at %s returned a %s, which comes back as plain JSON: annotate what the "
-            "function returns, as in `-> %s`, or pass serde=TypeSerde(...)",
-            self.attempt.name, self.name, at, lost, lost, at=f"{at} {lost}",
-        )  # fmt: skip
+        text = (
+            f"the function of ctx.run({self.name!r}, ...) at {at} returned a {lost}, which comes back as plain JSON: annotate "
+            f"what the function returns, as in `-> {lost}`, or pass serde=TypeSerde(...)"
+        )
+        timers.warn_once("%s: %s", self.attempt.name, text, at=f"{at} {lost}")
 
     async def _backoff(self) -> None:
         """Wait until the node requests another run, or settles the step."""

@@ -109,6 +109,9 @@ current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("holdfast
 # The scope of each task of a handler; None while the task runs the function of a step. Tasks leave it when they are done.
 _by_task: dict[asyncio.Task[Any], Scope | None] = {}
 _ABSENT: Final[Any] = object()
+_any_shared = (
+    False  # Whether a task of a handler ever shared its context: most programs have none, and every step asks.
+)
 
 
 if sys.version_info >= (3, 12):
@@ -144,9 +147,11 @@ else:
         return current.get() if scope is _ABSENT else scope
 
 
-def shares_context(task: asyncio.Task[Any] | None) -> bool:
+def shares_context() -> bool:
     """Whether the running task has a context that other tasks may share: its variables are not its own."""
-    scope = _by_task.get(task) if task is not None else None
+    if not _any_shared:
+        return False
+    scope = current_scope()
     return scope is not None and scope.shared
 
 
@@ -270,7 +275,7 @@ class _Factory:
         scope = parent.child()
         coro = Contained(coro) if inspect.iscoroutine(coro) else coro
         if options.get("context") is not None:
-            scope.shared = True
+            self._shares(scope)
             task = self._make(loop, coro, options)
         else:
             context = contextvars.copy_context()
@@ -280,6 +285,10 @@ class _Factory:
         _by_task.setdefault(task, scope)  # A task that starts eagerly may have entered a named scope already.
         scope.owner.adopt(task)
         return task
+
+    def _shares(self, scope: Scope) -> None:
+        global _any_shared
+        scope.shared = _any_shared = True
 
     def _make(
         self, loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], options: dict[str, Any]
