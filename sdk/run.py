@@ -399,12 +399,12 @@ class RunOperation(Operation[T]):
         attempt.functions += 1
         try:
             if type(function) is FunctionType and function.__code__.co_flags & _COROUTINE:
-                return await self._interruptible(function(*arguments))  # As below, but quick.
+                return await self._interruptible(function(*arguments), task)  # As below, but quick.
             if inspect.iscoroutinefunction(function):
-                return await self._interruptible(function(*arguments))
+                return await self._interruptible(function(*arguments), task)
             context = contextvars.copy_context()
             value = await attempt.loop.run_in_executor(self.executor, context.run, _in_thread, function, arguments)
-            return await self._interruptible(value) if isinstance(value, Awaitable) else value
+            return await self._interruptible(value, task) if isinstance(value, Awaitable) else value
         finally:
             attempt.functions -= 1
             tracing.leave(span)
@@ -412,14 +412,14 @@ class RunOperation(Operation[T]):
             scopes.leave(task, before)
             scopes.current.reset(scope)
 
-    async def _interruptible(self, awaitable: Awaitable[Any]) -> Any:
+    async def _interruptible(self, awaitable: Awaitable[Any], task: asyncio.Task[Any] | None) -> Any:
         """Await it. If the invocation is cancelled in the meantime, it gets a CancelledError, as from asyncio.
 
         A function that swallows the CancelledError decides how its step ends, and the next step notices the
         cancellation.
         """
-        attempt, task = self.attempt, scopes.running_task()
-        assert task is not None
+        attempt = self.attempt
+        assert task is not None, "steps are driven by tasks"
         if self.at_most_once:
             return await awaitable  # Its outcome must be known.
         before = task.cancelling()

@@ -312,9 +312,12 @@ def unscoped_task(
     """A task outside of all scopes, which takes no number from the scope of the code that starts it."""
     context = contextvars.copy_context()
     context.run(current.set, None)
+    create = functools.partial(context.run, functools.partial(loop.create_task, coro, name=name))
     here = running_task()
+    if here not in _by_task:
+        return create()
     before = enter(here, None)  # Or the factory would number it as a child of the running task.
     try:
-        return context.run(functools.partial(loop.create_task, coro, name=name))
+        return create()
     finally:
         leave(here, before)
