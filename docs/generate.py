@@ -43,11 +43,11 @@ START_S: Final = 60.0
 #: How the names of the SDK are grouped. What is named nowhere comes last, under "More".
 SDK_GROUPS: Final = {
     "Services": ("Service", "VirtualObject", "Workflow", "ServiceRef", "RetryPolicy"),
-    "Contexts": ("Context", "ObjectContext", "WorkflowContext", "current_step"),
+    "Contexts": ("Context", "ObjectContext", "WorkflowContext", "current_context", "current_step", "durable_tool"),
     "What operations return": ("Operation", "DurablePromise", "Awakeable", "Selected", "Settled", "Sent"),
     "Serving": ("serve", "serve_async", "Server", "endpoint"),
     "Client": ("Client", "SyncClient", "SendHandle"),
-    "Payloads": ("Serde", "JsonSerde"),
+    "Payloads": ("Serde", "JsonSerde", "TypeSerde", "RAW_JSON"),
 }
 #: Of these classes, which have more for the SDK itself, only the named methods are for users.
 SDK_METHODS: Final[dict[str, tuple[str, ...]]] = {"Operation": ("done", "result"), "RetryPolicy": ()}
@@ -123,6 +123,9 @@ def _is_error(found: Any) -> bool:
 
 def _member(name: str, found: Any) -> Iterator[str]:
     yield from (f"### {name}", "")
+    if not isinstance(found, type) and not callable(found):  # A constant.
+        yield from markdown(inspect.getdoc(type(found)) or "")
+        return
     if not isinstance(found, type):
         yield from _code(f"{_async(found)}{name}{_signature(found)}")
         yield from markdown(inspect.getdoc(found) or "")

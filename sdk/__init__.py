@@ -33,21 +33,23 @@ from holdfast.sdk.errors import (
     RunAgain,
     TerminalError,
 )
+from holdfast.sdk.here import current_context
 from holdfast.sdk.keyed import ObjectContext, WorkflowContext
 from holdfast.sdk.policy import RetryPolicy
 from holdfast.sdk.promises import DurablePromise
 from holdfast.sdk.run import current_step
-from holdfast.sdk.serde import JsonSerde, Serde
+from holdfast.sdk.serde import RAW_JSON, JsonSerde, Serde, TypeSerde
 from holdfast.sdk.server import Server, serve, serve_async
 from holdfast.sdk.service import Service, VirtualObject, Workflow
+from holdfast.sdk.tools import durable_tool
 
 assert __name__ == "holdfast.sdk", f"import holdfast.sdk, not {__name__}"
 
 __all__ = [
-    "AttemptEnded", "Awakeable", "BadDefinition", "BadPayload", "CallFailed", "CallTimedOut", "Client", "Context",
-    "DurablePromise", "HoldfastError", "InvocationCancelled", "InvocationPaused", "JournalTooLong", "JsonSerde",
-    "MisusedContext", "NonDeterminismError", "NotReady", "ObjectContext", "Operation", "RetriesExhausted", "RetryPolicy",
-    "RetryableError", "RunAgain", "Selected", "SendHandle", "Sent", "Serde", "Server", "Service", "ServiceRef", "Settled",
-    "SyncClient", "TerminalError", "Unreachable", "VirtualObject", "Workflow", "WorkflowContext", "current_step", "endpoint",
-    "serve", "serve_async",
+    "RAW_JSON", "AttemptEnded", "Awakeable", "BadDefinition", "BadPayload", "CallFailed", "CallTimedOut", "Client",
+    "Context", "DurablePromise", "HoldfastError", "InvocationCancelled", "InvocationPaused", "JournalTooLong",
+    "JsonSerde", "MisusedContext", "NonDeterminismError", "NotReady", "ObjectContext", "Operation", "RetriesExhausted",
+    "RetryPolicy", "RetryableError", "RunAgain", "Selected", "SendHandle", "Sent", "Serde", "Server", "Service",
+    "ServiceRef", "Settled", "SyncClient", "TerminalError", "TypeSerde", "Unreachable", "VirtualObject", "Workflow",
+    "WorkflowContext", "current_context", "current_step", "durable_tool", "endpoint", "serve", "serve_async",
 ]  # fmt: skip

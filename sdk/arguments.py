@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from holdfast.sdk.errors import BadArgument, BadPayload
 from holdfast.sdk.journal import NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, unsome
-from holdfast.sdk.serde import ANY, Serde, serde_for
+from holdfast.sdk.serde import UNTYPED, Serde, serde_for
 
 HEADERS_MAX: Final = 64
 HEADER_BYTES_MAX: Final = 16 * 1024
@@ -100,19 +100,20 @@ _result_serdes: weakref.WeakKeyDictionary[Any, Serde[Any]] = weakref.WeakKeyDict
 
 
 def result_serde(function: Any) -> Serde[Any]:
-    """The serde of the return annotation. The cache is by code object, because functions made for each call share it."""
+    """The serde of the return annotation; UNTYPED: there is none, or it cannot be used. The cache is by code object, because
+    functions made for each call share it."""
     code = getattr(inspect.unwrap(function) if hasattr(function, "__wrapped__") else function, "__code__", None)
     if code is None:
         inner = getattr(function, "func", None) or vars(type(function)).get("__call__")
         if inner is None or not hasattr(inner, "__code__"):
-            return ANY
+            return UNTYPED
         return result_serde(inner)
     found = _result_serdes.get(code)
     if found is None:
         try:
             hint = typing.get_type_hints(function, include_extras=True).get("return", Any)
-            found = serde_for(hint)
+            found = UNTYPED if hint is Any else serde_for(hint)
         except (BadPayload, NameError, TypeError, AttributeError):
-            found = ANY
+            found = UNTYPED
         _result_serdes[code] = found
     return found

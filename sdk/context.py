@@ -48,6 +48,7 @@ from holdfast.sdk.journal import (
     Success,
     pack_outcome,
 )
+from holdfast.sdk.named import NamedScope
 from holdfast.sdk.passing import headers_for
 from holdfast.sdk.policy import RetryPolicy
 from holdfast.sdk.run import RunOperation
@@ -65,6 +66,7 @@ Ts = TypeVarTuple("Ts")
 P = ParamSpec("P")
 
 _MISSING: Final[Any] = object()
+SCOPE_BYTES_MAX: Final = 64 * 1024  # A longer name of a scope is most likely a mistake.
 
 _STATE: Final = "state belongs to a key; define the service as a VirtualObject or a Workflow"
 #: Operations that only some kinds of services have, with the error text for the others.
@@ -292,6 +294,19 @@ class Context(Combinators):
             executor=self._executor,
             run_ahead=self._handler.run_ahead if run_ahead is None else run_ahead,
         )
+
+    def scope(self, name: str) -> NamedScope:
+        """Name a part of the handler: the steps in it have keys under the name, whatever tasks lie between::
+
+            with ctx.scope(f"agent/{turn}/{call.id}"):
+                await framework.run_tool(call)      # each step in here has a key that begins with the name
+
+        Use it around code whose helper tasks are not yours to count, such as an agent framework. Scopes nest. `key=` of
+        `ctx.run` is relative to the scope. A name may be used once in its enclosing scope, otherwise `BadArgument` is
+        raised. A long name is cut and gets a hash of all of it.
+        """
+        check_text(name, "the name of a scope", SCOPE_BYTES_MAX)
+        return NamedScope(self._attempt, name)
 
     def sleep(
         self,

@@ -40,11 +40,15 @@ class Options:
     abort_timeout: float | timedelta | None = None
     retention: float | timedelta | None = None
     private: bool | None = None
-    run_ahead: bool | None = None  # Not in the manifest: it concerns this process only.
+    # Not in the manifest, because they concern this process only:
+    run_ahead: bool | None = None
+    suspend: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.run_ahead is not None and type(self.run_ahead) is not bool:
-            raise TypeError(f"run_ahead must be True or False, not {self.run_ahead!r}")
+        for name in ("run_ahead", "suspend"):
+            value = getattr(self, name)
+            if value is not None and type(value) is not bool:
+                raise TypeError(f"{name} must be True or False, not {value!r}")
 
     def manifest(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -126,6 +130,13 @@ class AnyHandler(Generic[In, O]):
         """Whether the code may use steps before they are durable, unless a step has its own option."""
         own = self.options.run_ahead
         return bool(self.service.options.run_ahead if own is None else own)
+
+    @property
+    def suspend(self) -> bool:
+        """Whether an attempt that only waits is dropped from memory."""
+        own = self.options.suspend
+        own = self.service.options.suspend if own is None else own
+        return own is not False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, O]:
         return self.function(*args, **kwargs)
@@ -209,6 +220,7 @@ class AnyService:
         retention: float | timedelta | None = None,
         private: bool | None = None,
         run_ahead: bool | None = None,
+        suspend: bool | None = None,
     ) -> None:
         check_name(name, "the name of a service")
         if name in _RESERVED:
@@ -222,6 +234,7 @@ class AnyService:
             retention=retention,
             private=private,
             run_ahead=run_ahead,
+            suspend=suspend,
         )
         self.handlers: dict[str, AnyHandler[Any, Any]] = {}
 

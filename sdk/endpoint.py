@@ -153,6 +153,7 @@ class Endpoint:
         if (start.suspects_max or self.suspects or self.held) and not self._may_begin(attempt):
             return
         attempt.began_at = attempt.loop.time()
+        attempt.stays = not handler.suspend
         try:
             attempt.begin(self._code(handler), name=f"{start.service}/{start.handler}")
         except ProtocolError:
@@ -270,7 +271,7 @@ class Endpoint:
             if attempt.touched:
                 attempt.touched = False
             elif attempt not in self.held:
-                attempt.maybe_suspend()
+                attempt.look()
         if self.attempts:
             self._arm(loop)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -59,6 +60,8 @@ class InvocationCancelled(TerminalError):
     `asyncio.CancelledError`); a sync function in a thread, or a step with `effect="at_most_once"`, runs to its end, and
     the next operation raises this. If the handler returns without another operation, its last one raises this when the
     handler is replayed. So the operation that raises it may have taken effect: compensate for it too.
+
+    If an agent framework catches it, for example to tell the model that a tool failed, the next step raises it again.
     """
 
     def __init__(self, message: str = "the invocation was cancelled", *, code: int = 409, kind: str = "Cancelled"):
@@ -143,20 +146,89 @@ class AttemptEnded(BaseException):
 
 def never_works(error: BaseException) -> bool:
     """Whether the error is a mistake in the code that a retry cannot fix."""
-    if isinstance(error, BaseExceptionGroup):
-        return any(never_works(each) for each in error.exceptions)
-    return isinstance(error, BadPayload | MisusedContext)
+    return any(isinstance(each, BadPayload | MisusedContext) for each in _leaves(error))
 
 
 def find_terminal(error: BaseException) -> TerminalError | None:
-    """The error that fails an invocation for good. A group counts if nothing in it can be retried."""
-    if isinstance(error, TerminalError):
-        return error
-    if isinstance(error, BaseExceptionGroup):
-        found = [find_terminal(each) for each in error.exceptions]
-        if all(found):
-            return found[0]
-    return None
+    """The error that fails an invocation for good. A group counts if nothing in it can be retried.
+
+    An agent framework may have caught it and raised an error of its own instead. What the user's code makes of an error is
+    the user's decision.
+    """
+    leaves = _leaves(error)
+    found = [each for each in leaves if isinstance(each, TerminalError)]
+    return found[0] if found and len(found) == len(leaves) else None
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    """The errors in a group, and those behind the errors of frameworks."""
+    found: list[BaseException] = []
+    waiting, seen = [error], set[int]()
+    while waiting:
+        each = waiting.pop(0)
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, BaseExceptionGroup):
+            waiting[:0] = each.exceptions
+        elif not isinstance(each, HoldfastError) and (inner := _replaced_by(each)) is not None:
+            waiting.insert(0, inner)
+        else:
+            found.append(each)
+    return found
+
+
+def _replaced_by(error: BaseException) -> BaseException | None:
+    """The error that a framework caught when it raised this one."""
+    inner = error.__cause__ if error.__suppress_context__ or error.__cause__ is not None else error.__context__
+    return inner if inner is not None and is_caught_by_framework(inner) else None
+
+
+#: Agent frameworks, by the import names of their packages. They replace errors of tools by their own, or by text for the
+#: model. `agents` of OpenAI is missing because applications have packages of that name: its integration adds it.
+_frameworks: set[str] = {
+    "autogen_agentchat", "autogen_core", "crewai", "fastmcp", "google.adk", "haystack", "langchain", "langchain_core",
+    "langgraph", "litellm", "llama_index", "mcp", "pydantic_ai", "pydantic_graph", "smolagents",
+}  # fmt: skip
+
+
+def see_through(package: str) -> None:
+    """Treat the code of this package as an agent framework: an error that it catches and replaces still counts."""
+    _frameworks.add(package)
+
+
+_final: dict[type[Exception], int] = {}
+
+
+def fails_for_good(kind: type[Exception], *, code: int) -> None:
+    """Fail an invocation whose handler raises this with a `TerminalError` of this status. For errors of a framework whose
+    requests are steps: another attempt would replay them to the same end. In a step they are retried."""
+    _final[kind] = code
+
+
+def find_final(error: BaseException) -> TerminalError | None:
+    """The error that fails an invocation for good when its handler raises it."""
+    terminal = find_terminal(error)
+    if terminal is None:
+        code = next((code for kind, code in _final.items() if isinstance(error, kind)), 0)
+        if code:
+            terminal = TerminalError(str(error), code=code, kind=type(error).__name__)
+    return terminal
+
+
+def is_caught_by_framework(error: BaseException) -> bool:
+    """Whether the code that this error reached last belongs to a framework."""
+    trace = error.__traceback__  # It begins with the frame that the error reached last.
+    if trace is None:
+        return False
+    parts = str(trace.tb_frame.f_globals.get("__name__", "")).split(".")
+    return any(".".join(parts[:length]) in _frameworks for length in range(1, len(parts) + 1))
+
+
+def is_being_handled(error: BaseException) -> bool:
+    """Whether the running code is in an `except` block for this error, or for one that a framework made of it."""
+    handled = sys.exception()
+    return handled is not None and any(each is error for each in _leaves(handled))
 
 
 def is_from_terminal(error: BaseException) -> bool:

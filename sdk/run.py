@@ -41,7 +41,7 @@ from holdfast.sdk.frames import Intent, RunDone, RunFailed
 from holdfast.sdk.ids import InvocationId, format_id
 from holdfast.sdk.journal import CANCELLED, PAYLOAD_BYTES_MAX, Op, Outcome, Success, pack_outcome
 from holdfast.sdk.policy import RetryPolicy
-from holdfast.sdk.serde import JsonSerde, Serde
+from holdfast.sdk.serde import UNTYPED, JsonSerde, Serde
 
 T = TypeVar("T")
 
@@ -185,7 +185,7 @@ class RunOperation(Operation[T]):
 
     async def _drive_alone(self) -> None:
         # The combinator that started it looks at the operation, not at this task.
-        scopes.current.set(scopes.Scope(self.attempt, ""))
+        scopes.begin(scopes.Scope(self.attempt, ""))
         await self._drive()
 
     def retry(self) -> None:
@@ -250,7 +250,7 @@ class RunOperation(Operation[T]):
                 return None  # Cancelled by the node while it was about to run again.
             if self.index < 0 and attempt.is_full():
                 return attempt.refuse_run(self.key)
-            if attempt.take_cancellation():
+            if attempt.take_cancellation() or (attempt.noticed is not None and attempt.was_swallowed()):
                 return CANCELLED
             if self.at_most_once and self.index < 0:
                 await self._intend()
@@ -392,31 +392,34 @@ class RunOperation(Operation[T]):
         """Call the function outside all scopes, with its step as `current_step()`."""
         attempt = self.attempt
         scope = scopes.current.set(None)
+        task = scopes.running_task()
+        before = scopes.enter(task, None)
         step = _step.set(CurrentStep(attempt.id, self.name, self.key, self.tries, attempt))
         span = tracing.enter(attempt, self.key)
         attempt.functions += 1
         try:
             if type(function) is FunctionType and function.__code__.co_flags & _COROUTINE:
-                return await self._interruptible(function(*arguments))  # As below, but quick.
+                return await self._interruptible(function(*arguments), task)  # As below, but quick.
             if inspect.iscoroutinefunction(function):
-                return await self._interruptible(function(*arguments))
+                return await self._interruptible(function(*arguments), task)
             context = contextvars.copy_context()
             value = await attempt.loop.run_in_executor(self.executor, context.run, _in_thread, function, arguments)
-            return await self._interruptible(value) if isinstance(value, Awaitable) else value
+            return await self._interruptible(value, task) if isinstance(value, Awaitable) else value
         finally:
             attempt.functions -= 1
             tracing.leave(span)
             _step.reset(step)
+            scopes.leave(task, before)
             scopes.current.reset(scope)
 
-    async def _interruptible(self, awaitable: Awaitable[Any]) -> Any:
+    async def _interruptible(self, awaitable: Awaitable[Any], task: asyncio.Task[Any] | None) -> Any:
         """Await it. If the invocation is cancelled in the meantime, it gets a CancelledError, as from asyncio.
 
         A function that swallows the CancelledError decides how its step ends, and the next step notices the
         cancellation.
         """
-        attempt, task = self.attempt, asyncio.current_task()
-        assert task is not None
+        attempt = self.attempt
+        assert task is not None, "steps are driven by tasks"
         if self.at_most_once:
             return await awaitable  # Its outcome must be known.
         before = task.cancelling()
@@ -444,8 +447,14 @@ class RunOperation(Operation[T]):
         attempt = self.attempt
         if attempt.ended:
             raise AttemptEnded
+        serde = self.serde
         try:
-            payload = self.serde.dump(value)
+            if serde is UNTYPED and type(value) not in _SCALARS:
+                payload, lost = UNTYPED.dump_noting(value)
+                if lost is not None:
+                    self._warn_of_loss(lost)
+            else:
+                payload = serde.dump(value)
             if len(payload) > PAYLOAD_BYTES_MAX:
                 raise BadPayload(f"it must have at most {PAYLOAD_BYTES_MAX} bytes, not {len(payload)}")
         except Exception as error:  # A user's serde may raise anything.
@@ -453,10 +462,17 @@ class RunOperation(Operation[T]):
             attempt.fail(BadPayload(f"the result of step {self.name!r}: {error}"), pause=True)
             attempt.check_here()
             raise
-        serde = self.serde
         if isinstance(serde, JsonSerde) and type(value) in _SCALARS and serde.hint in (type(value), Any):
             self.load = lambda _: value
         return Success(payload)
+
+    def _warn_of_loss(self, lost: str) -> None:
+        at = "{}:{}".format(*self.made_at)
+        text = (
+            f"the function of ctx.run({self.name!r}, ...) at {at} returned a {lost}, which comes back as plain JSON: annotate "
+            f"what the function returns, as in `-> {lost}`, or pass serde=TypeSerde(...)"
+        )
+        timers.warn_once("%s: %s", self.attempt.name, text, at=f"{at} {lost}")
 
     async def _backoff(self) -> None:
         """Wait until the node requests another run, or settles the step."""

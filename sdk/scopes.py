@@ -1,8 +1,11 @@
 """Identifies the running task of an attempt: scopes make step keys independent of timing.
 
 A scope is one task of a handler. Its children are numbered when they are created, by a task factory, so a step of the
-third child has the same key in every attempt, whichever branch happens to run first. The scope is stored in a context
-variable, which every task, callback and thread inherits; the factory gives each new task a scope of its own.
+third child has the same key in every attempt, whichever branch happens to run first. A named scope (`ctx.scope`) starts
+the numbers afresh, so its keys do not depend on the tasks around it.
+
+The scope of a task is stored by task. Agent frameworks copy context variables from one task to another, which must not
+move a scope. A context variable has a copy of it for code that runs in no task: callbacks and threads inherit it.
 
 The factory wraps the loop's previous factory, and leaves tasks outside of handlers alone.
 """
@@ -11,10 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import inspect
 import random
 import sys
-import weakref
 from collections.abc import Coroutine, Generator
 from hashlib import blake2b
 from typing import Any, Final, Protocol
@@ -36,23 +39,39 @@ class Owner(Protocol):
 
 
 class Scope:
-    """One task of an attempt, and the counters of the names and children in it."""
+    """One task of an attempt, or a named part of one, and the counters of the names and children in it.
 
-    __slots__ = ("children", "names", "owner", "path", "random")
+    `name` is the path of the named scope that it belongs to; empty outside of named scopes.
+    """
 
-    def __init__(self, owner: Owner, path: str) -> None:
+    __slots__ = ("children", "name", "names", "owner", "path", "random", "shared")
+
+    def __init__(self, owner: Owner, path: str, name: str = "") -> None:
         self.owner = owner
         self.path = path
+        self.name = name
+        self.shared = False  # Whether other tasks may share the context variables of its task.
         self.names: dict[str, int] = {}
         self.children = 0
         self.random: random.Random | None = None
 
     def child(self) -> Scope:
         self.children += 1
-        path = f"{self.path}.{self.children}" if self.path else str(self.children)
-        if len(path) > PATH_BYTES_MAX:
-            path = "~" + blake2b(path.encode(), digest_size=16).hexdigest()
-        return Scope(self.owner, path)
+        number = str(self.children)
+        if self.path:
+            number = f"{self.path}{'>' if self.path == self.name else '.'}{number}"
+            if len(number) > PATH_BYTES_MAX:
+                number = "~" + blake2b(number.encode(), digest_size=16).hexdigest()
+        return Scope(self.owner, number, self.name)
+
+    def named(self, name: str) -> Scope:
+        """The named scope `name` in the named scope that this one belongs to, whatever tasks lie between."""
+        path = f"{self.name}@{escaped(name)}"
+        if len(path.encode()) > PATH_BYTES_MAX:
+            path = shortened(path, PATH_BYTES_MAX)
+        found = Scope(self.owner, path, path)
+        found.shared = self.shared
+        return found
 
     def key(self, name: str) -> str:
         """The next step key for `name` in this scope: unique, whatever characters a name has.
@@ -66,6 +85,17 @@ class Scope:
             text = f"{self.path}:{text}"
         return f"{text}#{count}" if count else text
 
+    def place(self, name: str) -> str:
+        """A name with the place of the running code, relative to the named scope: what the next step key is made of."""
+        return self.key(name).removeprefix(self.name).lstrip(":>")
+
+    def explicit_key(self, key: str) -> str:
+        """The step key of an explicit `key=`: relative to the named scope.
+
+        In a positional key no letter follows a single number sign, so the two kinds never meet.
+        """
+        return f"{self.name}:#={key}" if self.name else f"={key}"
+
     def draw(self) -> random.Random:
         """Random numbers of this scope, the same in every attempt."""
         if self.random is None:
@@ -76,38 +106,103 @@ class Scope:
 #: The scope of the code that runs now; None outside of handlers and inside the function of a step.
 current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("holdfast_scope", default=None)
 
-# A task with an explicit context shares that context with others, so its scope is stored here.
-_by_task: weakref.WeakKeyDictionary[asyncio.Task[Any], Scope] = weakref.WeakKeyDictionary()
-_any_by_task = False  # Whether there ever was one: most programs have none, and every operation checks.
+# The scope of each task of a handler; None while the task runs the function of a step. Tasks leave it when they are done.
+_by_task: dict[asyncio.Task[Any], Scope | None] = {}
+_ABSENT: Final[Any] = object()
+_any_shared = (
+    False  # Whether a task of a handler ever shared its context: most programs have none, and every step asks.
+)
 
 
-def current_scope() -> Scope | None:
-    if _any_by_task:
-        task = _current_task()
-        scope = _by_task.get(task) if task is not None else None
-        if scope is not None:
-            return scope
-    return current.get()
+if sys.version_info >= (3, 12):
+
+    def running_task() -> asyncio.Task[Any] | None:
+        """None also without a running loop: in a thread, or when a closing loop creates its last tasks."""
+        try:
+            return asyncio.current_task()
+        except RuntimeError:
+            return None
+
+    def current_scope() -> Scope | None:
+        """The scope of the running code. None outside of handlers and inside the function of a step."""
+        try:
+            scope: Scope | None = _by_task.get(asyncio.current_task(), _ABSENT)  # type: ignore[arg-type]
+        except RuntimeError:
+            return current.get()
+        return current.get() if scope is _ABSENT else scope
+
+else:
+    # Every operation asks, and asyncio.current_task is not in C before Python 3.12.
+    _running_loop: Final = asyncio._get_running_loop
+    _task_of: Final = asyncio.tasks._current_tasks.get  # type: ignore[attr-defined]
+
+    def running_task() -> asyncio.Task[Any] | None:
+        """None also without a running loop: in a thread, or when a closing loop creates its last tasks."""
+        task: asyncio.Task[Any] | None = _task_of(_running_loop())
+        return task
+
+    def current_scope() -> Scope | None:
+        """The scope of the running code. None outside of handlers and inside the function of a step."""
+        scope: Scope | None = _by_task.get(_task_of(_running_loop()), _ABSENT)
+        return current.get() if scope is _ABSENT else scope
 
 
 def shares_context() -> bool:
     """Whether the running task has a context that other tasks may share: its variables are not its own."""
-    task = _current_task() if _any_by_task else None
-    return task is not None and task in _by_task
+    if not _any_shared:
+        return False
+    scope = current_scope()
+    return scope is not None and scope.shared
 
 
-def _current_task() -> asyncio.Task[Any] | None:
-    """None also without a running loop: in a thread, or when a closing loop creates its last tasks."""
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
+def begin(scope: Scope) -> None:
+    """Give the running task this scope. The task must be adopted by the owner, which makes it `forget`."""
+    current.set(scope)
+    enter(running_task(), scope)
+
+
+def enter(task: asyncio.Task[Any] | None, scope: Scope | None) -> Scope | None:
+    """Put the running task into a scope. None: into the function of a step. Returns what `leave` needs to go back."""
+    if task is None:
         return None
-
-
-def _remember(task: asyncio.Task[Any], scope: Scope) -> None:
-    global _any_by_task
-    _any_by_task = True
+    before: Scope | None = _by_task.get(task, _ABSENT)
     _by_task[task] = scope
+    return before
+
+
+def leave(task: asyncio.Task[Any] | None, before: Scope | None) -> None:
+    if task is None:
+        return
+    if before is _ABSENT:
+        _by_task.pop(task, None)
+    else:
+        _by_task[task] = before
+
+
+def scope_of(task: asyncio.Task[Any]) -> Scope | None:
+    return _by_task.get(task)
+
+
+def forget(task: asyncio.Task[Any]) -> None:
+    """The task is done."""
+    _by_task.pop(task, None)
+
+
+_ESCAPES: Final = str.maketrans({each: f"%{ord(each):02X}" for each in "%:@>~"})
+
+
+def escaped(name: str) -> str:
+    """A name without the characters that separate the parts of a path."""
+    return name.translate(_ESCAPES)
+
+
+def shortened(text: str, limit: int) -> str:
+    """A generated text cut to `limit` bytes, with a hash of all of it: the same in every process."""
+    raw = text.encode()
+    if len(raw) <= limit:
+        return text
+    tail = "~" + blake2b(raw, digest_size=16).hexdigest()
+    return raw[: limit - len(tail)].decode(errors="ignore") + tail
 
 
 class Contained(Coroutine[Any, Any, Any]):
@@ -180,15 +275,20 @@ class _Factory:
         scope = parent.child()
         coro = Contained(coro) if inspect.iscoroutine(coro) else coro
         if options.get("context") is not None:
+            self._shares(scope)
             task = self._make(loop, coro, options)
-            _remember(task, scope)
         else:
             context = contextvars.copy_context()
             context.run(current.set, scope)
             options.pop("context", None)
             task = context.run(self._make, loop, coro, options)  # A task copies the context it is made in.
+        _by_task.setdefault(task, scope)  # A task that starts eagerly may have entered a named scope already.
         scope.owner.adopt(task)
         return task
+
+    def _shares(self, scope: Scope) -> None:
+        global _any_shared
+        scope.shared = _any_shared = True
 
     def _make(
         self, loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], options: dict[str, Any]
@@ -212,8 +312,12 @@ def unscoped_task(
     """A task outside of all scopes, which takes no number from the scope of the code that starts it."""
     context = contextvars.copy_context()
     context.run(current.set, None)
-
-    def make() -> asyncio.Task[Any]:
-        return loop.create_task(coro, name=name)
-
-    return context.run(make)
+    create = functools.partial(context.run, functools.partial(loop.create_task, coro, name=name))
+    here = running_task()
+    if here not in _by_task:
+        return create()
+    before = enter(here, None)  # Or the factory would number it as a child of the running task.
+    try:
+        return create()
+    finally:
+        leave(here, before)

@@ -1,31 +1,27 @@
 """Payloads: conversion between values and bytes, by the type hints of the code.
 
-JSON unless the hint is `bytes` or a `Serde` is given. Converters are built once per hint. They check their input and
-name the place of a mismatch, because the other side may be any program. pydantic models are recognised by their
-methods, so pydantic is never imported here.
+JSON unless the hint is `bytes` or a `Serde` is given. `hints` builds what reads it. Types that need pydantic, and are no
+models of it, are left to its `TypeAdapter` (`TypeSerde`), which is imported only for them.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import collections.abc
 import dataclasses
 import datetime
 import decimal
 import enum
 import json
-import types
 import typing
 import uuid
 from collections.abc import Callable
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 
 from holdfast.sdk.errors import BadPayload
+from holdfast.sdk.hints import Builder, Misfit
 
 T = TypeVar("T")
-
-Convert = Callable[[Any], Any]  # From the result of json.loads to the value; raises _Misfit.
 
 JSON_TYPE: Final = "application/json"
 BYTES_TYPE: Final = "application/octet-stream"
@@ -95,29 +91,21 @@ class JsonSerde(Generic[T]):
     def __init__(self, hint: Any = Any) -> None:
         self.hint = hint
         self._definitions: dict[str, Any] = {}
-        self._convert, self._schema = _Builder(self._definitions).build(hint)
+        self._convert, self._schema = Builder(self._definitions).build(hint)
 
     def dump(self, value: T) -> bytes:
         number: Any = value
         if type(number) is int and -_SMALL < number < _SMALL:
             return b"%d" % number  # The same as below, without its overhead.
-        try:
-            return _encode(value).encode()
-        except BadPayload:
-            raise
-        except (TypeError, ValueError, RecursionError) as error:
-            raise BadPayload(f"not JSON: {error}") from error
+        return _dumped(value)
 
     def load(self, payload: bytes) -> T:
-        try:
-            value = json.loads(payload) if payload else None
-        except (ValueError, RecursionError) as error:
-            raise BadPayload(f"not valid JSON: {error}") from None
+        value = _loaded(payload)
         if self._convert is None:
             return typing.cast(T, value)
         try:
             return typing.cast(T, self._convert(value))
-        except _Misfit as misfit:
+        except Misfit as misfit:
             raise BadPayload(misfit.text()) from None
 
     def schema(self) -> dict[str, Any] | None:
@@ -127,7 +115,131 @@ class JsonSerde(Generic[T]):
         return {**self._schema, "$defs": self._definitions} if self._definitions else dict(self._schema)
 
 
+class UntypedSerde(JsonSerde[Any]):
+    """For functions without a usable annotation: what is no JSON is written all the same, and comes back as JSON."""
+
+    def dump_noting(self, value: Any) -> tuple[bytes, str | None]:
+        """The bytes, and the name of a type in the value that does not come back."""
+        noted: list[str] = ["tuple"] if type(value) is tuple else []
+
+        def default(each: Any) -> Any:
+            if type(each) not in _RETURNS:
+                noted.append(type(each).__name__)
+            return _default(each)
+
+        payload = _dumped(value, json.JSONEncoder(**_OPTIONS, default=default).encode)
+        return payload, noted[0] if noted else None
+
+
+class RawJsonSerde:
+    """Values that are JSON already: `None`, bool, int, float, str, lists, and dicts with text as keys.
+
+    Anything else is an error. `JsonSerde(Any)` would write a dataclass, and read a dict.
+    """
+
+    content_type = JSON_TYPE
+
+    def dump(self, value: Any) -> bytes:
+        if (lost := not_plain(value)) is not None:
+            raise BadPayload(f"{lost} is not JSON: convert it, or give a type")
+        return _dumped(value)
+
+    def load(self, payload: bytes) -> Any:
+        return _loaded(payload)
+
+    def schema(self) -> None:
+        return None
+
+
+class TypeSerde(Generic[T]):
+    """Any type that pydantic's `TypeAdapter` takes, as JSON: unions with a discriminator, `Annotated` with constraints,
+    generics, dataclasses with validators, types of other libraries. Needs pydantic::
+
+        @service.handler(input=TypeSerde(Annotated[Cat | Dog, Field(discriminator="kind")]))
+    """
+
+    content_type = JSON_TYPE
+
+    def __init__(self, hint: Any) -> None:
+        try:
+            from pydantic import TypeAdapter
+        except ImportError:
+            raise BadPayload("TypeSerde needs pydantic: pip install pydantic") from None
+        self.hint = hint
+        try:
+            self._adapter: Any = TypeAdapter(hint)
+            self._adapter.rebuild()
+        except Exception as error:  # Many classes of pydantic, of types' own hooks, and NameError.
+            raise BadPayload(f"pydantic cannot read {_name_of(hint)}: {error}") from error
+
+    def dump(self, value: T) -> bytes:
+        adapter = self._adapter
+        try:
+            dumped = adapter.dump_python(value, mode="json", by_alias=True, warnings="error")
+            return _dumped(_order_sets(dumped, adapter.dump_python(value, by_alias=True)))
+        except BadPayload:
+            raise
+        except Exception as error:  # A serializer of the user may raise anything.
+            raise BadPayload(f"not a {_name_of(self.hint)}: {error}") from error
+
+    def load(self, payload: bytes) -> T:
+        try:
+            return typing.cast(T, self._adapter.validate_json(payload or b"null"))
+        except ValueError as error:
+            raise BadPayload(str(error)) from None
+
+    def schema(self) -> dict[str, Any] | None:
+        try:
+            schema = dict(self._adapter.json_schema(mode="validation"))
+        except Exception:
+            return None  # It can be read, but not described.
+        return schema or None
+
+
+def _name_of(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint)
+
+
 # -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def _dumped(value: Any, encode: Callable[[Any], str] | None = None) -> bytes:
+    try:
+        return (encode or _encode)(value).encode()
+    except BadPayload:
+        raise
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadPayload(f"not JSON: {error}") from error
+
+
+def _loaded(payload: bytes) -> Any:
+    try:
+        return json.loads(payload) if payload else None
+    except (ValueError, RecursionError) as error:
+        raise BadPayload(f"not valid JSON: {error}") from None
+
+
+_SAME: Final = frozenset({str, int, float, bool, type(None)})
+
+
+def not_plain(value: Any) -> str | None:
+    """What in this value JSON would give back as something else. None: nothing."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        kind = type(each)
+        if kind in _SAME:
+            continue
+        if kind is list:
+            waiting.extend(each)
+        elif kind is dict:
+            odd = next((key for key in each if type(key) is not str), None)
+            if odd is not None:
+                return f"a dict with a key of type {type(odd).__name__}"
+            waiting.extend(each.values())
+        else:
+            return f"a value of type {kind.__name__}"
+    return None
 
 
 def _default(value: Any) -> Any:
@@ -191,361 +303,11 @@ _PLAIN: Final = (
     decimal.Decimal,
 )
 
-_SMALL: typing.Final = 1 << 63
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_default).encode
-
-
-# -- reading ---------------------------------------------------------------------------------------------------------
-
-
-class _Misfit(Exception):
-    """A value does not fit its hint; the callers add to `path`."""
-
-    def __init__(self, message: str) -> None:
-        self.message = message
-        self.path: list[str] = []
-
-    def text(self) -> str:
-        where = "".join(reversed(self.path))
-        return f"at {where}: {self.message}" if where else self.message
-
-    def at(self, part: str) -> _Misfit:
-        self.path.append(part)
-        return self
-
-
-class _Built(NamedTuple):
-    convert: Convert | None  # None: unchanged
-    schema: dict[str, Any]
-
-
-_KINDS: Final = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "a list"}
-_KINDS_FOUND: Final = {**_KINDS, dict: "an object", type(None): "null"}
-
-
-def _misfit(expected: str, value: Any) -> _Misfit:
-    return _Misfit(f"{expected} expected, {_KINDS_FOUND.get(type(value), type(value).__name__)} found")
-
-
-def _exact(kind: type, expected: str) -> Convert:
-    def convert(value: Any) -> Any:
-        if type(value) is not kind:
-            raise _misfit(expected, value)
-        return value
-
-    return convert
-
-
-def _float(value: Any) -> float:
-    if type(value) is not float and type(value) is not int:
-        raise _misfit("a number", value)
-    return float(value)
-
-
-def _nothing(value: Any) -> None:
-    if value is not None:
-        raise _misfit("null", value)
-
-
-def _parsed(kind: Callable[[str], Any], expected: str) -> Convert:
-    def convert(value: Any) -> Any:
-        if type(value) is not str:
-            raise _misfit(expected, value)
-        try:
-            return kind(value)
-        except (ValueError, ArithmeticError, binascii.Error):
-            raise _Misfit(f"{expected} expected, {value!r:.60} found") from None
-
-    return convert
-
-
-def _timedelta(value: Any) -> datetime.timedelta:
-    try:
-        return datetime.timedelta(seconds=_float(value))
-    except OverflowError:
-        raise _Misfit("a duration in seconds expected, but the number is too large") from None
-
-
-_SCALARS: Final[dict[Any, _Built]] = {
-    Any: _Built(None, {}),
-    object: _Built(None, {}),
-    None: _Built(_nothing, {"type": "null"}),
-    type(None): _Built(_nothing, {"type": "null"}),
-    bool: _Built(_exact(bool, "a boolean"), {"type": "boolean"}),
-    int: _Built(_exact(int, "an integer"), {"type": "integer"}),
-    float: _Built(_float, {"type": "number"}),
-    str: _Built(_exact(str, "a string"), {"type": "string"}),
-    bytes: _Built(
-        _parsed(lambda text: base64.b64decode(text, validate=True), "base64"),
-        {"type": "string", "contentEncoding": "base64"},
-    ),
-    datetime.datetime: _Built(
-        _parsed(datetime.datetime.fromisoformat, "a date and time"), {"type": "string", "format": "date-time"}
-    ),
-    datetime.date: _Built(_parsed(datetime.date.fromisoformat, "a date"), {"type": "string", "format": "date"}),
-    datetime.time: _Built(_parsed(datetime.time.fromisoformat, "a time"), {"type": "string", "format": "time"}),
-    datetime.timedelta: _Built(_timedelta, {"type": "number", "description": "seconds"}),
-    uuid.UUID: _Built(_parsed(uuid.UUID, "a UUID"), {"type": "string", "format": "uuid"}),
-    decimal.Decimal: _Built(_parsed(decimal.Decimal, "a decimal number"), {"type": "string", "format": "decimal"}),
-}
-
-_LISTS: Final = {
-    list: list,
-    set: set,
-    frozenset: frozenset,
-    collections.abc.Sequence: list,
-    collections.abc.Iterable: list,
-    collections.abc.Collection: list,
-    collections.abc.MutableSequence: list,
-    collections.abc.Set: set,
-}
-_MAPPINGS: Final = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
-
-
-class _Builder:
-    """Builds the converter and schema of a hint; named types go to `definitions`, so that they may be recursive."""
-
-    def __init__(self, definitions: dict[str, Any]) -> None:
-        self.definitions = definitions
-        self.named: dict[Any, _Built] = {}
-
-    def build(self, hint: Any) -> _Built:
-        known = _scalar(hint)
-        if known is not None:
-            return known
-        origin = typing.get_origin(hint)
-        arguments = typing.get_args(hint)
-        if origin in (typing.Annotated, typing.Required, typing.NotRequired, typing.Final):
-            return self.build(arguments[0])
-        if origin in (typing.Union, types.UnionType):
-            return self._union(arguments)
-        if origin is typing.Literal:
-            return self._literal(arguments)
-        kind = origin or hint
-        if kind is tuple:
-            return self._tuple(arguments)
-        if kind in _LISTS:
-            return self._list(_LISTS[kind], arguments)
-        if kind in _MAPPINGS:
-            return self._mapping(arguments)
-        if isinstance(hint, typing.NewType):
-            return self.build(hint.__supertype__)
-        if isinstance(kind, type):
-            return self._class(kind)
-        return _SCALARS[Any]  # A type variable or an unresolved forward reference: any value is valid.
-
-    def _union(self, arguments: tuple[Any, ...]) -> _Built:
-        built = [self.build(argument) for argument in arguments]
-        converters = [each.convert for each in built]
-        schema = {"anyOf": [each.schema for each in built]}
-        if None in converters:
-            return _Built(None, {})
-
-        def convert(value: Any) -> Any:
-            misfits = []
-            for each in converters:
-                assert each is not None
-                try:
-                    return each(value)
-                except _Misfit as misfit:
-                    misfits.append(misfit.text())
-            raise _Misfit("; or ".join(dict.fromkeys(misfits)))
-
-        return _Built(convert, schema)
-
-    def _literal(self, choices: tuple[Any, ...]) -> _Built:
-        def convert(value: Any) -> Any:
-            for choice in choices:
-                if type(choice) is type(value) and choice == value:
-                    return choice
-            raise _Misfit(f"one of {', '.join(map(repr, choices))} expected, {value!r:.60} found")
-
-        return _Built(convert, {"enum": list(choices)})
-
-    def _list(self, make: Callable[[Any], Any], arguments: tuple[Any, ...]) -> _Built:
-        item = self.build(arguments[0]) if arguments else _SCALARS[Any]
-        each = item.convert
-        schema: dict[str, Any] = {"type": "array", **({"items": item.schema} if item.schema else {})}
-        if make in (set, frozenset):
-            schema["uniqueItems"] = True
-
-        def convert(value: Any) -> Any:
-            if type(value) is not list:
-                raise _misfit("a list", value)
-            if each is not None:
-                value = [_within(each, found, f"[{offset}]") for offset, found in enumerate(value)]
-            try:
-                return value if make is list else make(value)
-            except TypeError:
-                raise _Misfit("a list of simple values expected") from None
-
-        return _Built(convert, schema)
-
-    def _tuple(self, arguments: tuple[Any, ...]) -> _Built:
-        if not arguments or (len(arguments) == 2 and arguments[1] is Ellipsis):
-            inner = self._list(list, arguments[:1])
-            assert inner.convert is not None
-            as_list = inner.convert
-            return _Built(lambda value: tuple(as_list(value)), inner.schema)
-        built = [self.build(argument) for argument in arguments]
-        size = len(built)
-
-        def convert(value: Any) -> Any:
-            if type(value) is not list or len(value) != size:
-                raise _misfit(f"a list of {size}", value)
-            pairs = enumerate(zip(built, value, strict=True))
-            return tuple(
-                found if each.convert is None else _within(each.convert, found, f"[{offset}]")
-                for offset, (each, found) in pairs
-            )
-
-        schema = {
-            "type": "array",
-            "prefixItems": [each.schema for each in built],
-            "minItems": size,
-            "maxItems": size,
-        }
-        return _Built(convert, schema)
-
-    def _mapping(self, arguments: tuple[Any, ...]) -> _Built:
-        key, item = arguments if arguments else (Any, Any)
-        built = self.build(item)
-        keys = _key_converter(key)
-        each = built.convert
-
-        def convert(value: Any) -> Any:
-            if type(value) is not dict:
-                raise _misfit("an object", value)
-            if keys is None and each is None:
-                return value
-            return {
-                (name if keys is None else _within(keys, name, f".{name}")): (
-                    found if each is None else _within(each, found, f".{name}")
-                )
-                for name, found in value.items()
-            }
-
-        schema = {"type": "object", **({"additionalProperties": built.schema} if built.schema else {})}
-        return _Built(convert, schema)
-
-    def _class(self, kind: Any) -> _Built:
-        if kind in self.named:
-            return self.named[kind]
-        if hasattr(kind, "model_validate") and hasattr(kind, "model_json_schema"):
-            return self._model(kind)
-        if issubclass(kind, enum.Enum):
-            return self._enum(kind)
-        if typing.is_typeddict(kind):
-            required = frozenset(kind.__required_keys__)
-            fields = {name: (hint, name not in required) for name, hint in _hints(kind).items()}
-            return self._record(kind, fields, dict)
-        if dataclasses.is_dataclass(kind):
-            hints = _hints(kind)
-            fields = {
-                field.name: (
-                    hints.get(field.name, Any),
-                    field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING,
-                )
-                for field in dataclasses.fields(kind)
-                if field.init
-            }
-            return self._record(kind, fields, typing.cast(Callable[..., Any], kind))
-        if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-            hints = _hints(kind)
-            inner = self._tuple(tuple(hints.get(name, Any) for name in kind._fields))
-            assert inner.convert is not None
-            as_tuple = inner.convert
-            return _Built(lambda value: kind(*as_tuple(value)), inner.schema)
-        raise BadPayload(
-            f"{kind.__name__} cannot be read from JSON: use a dataclass, a TypedDict, a pydantic model or a Serde"
-        )
-
-    def _model(self, kind: Any) -> _Built:
-        def convert(value: Any) -> Any:
-            try:
-                return kind.model_validate_json(_encode(value))
-            except ValueError as error:
-                raise _Misfit(str(error)) from None
-
-        schema = dict(kind.model_json_schema(ref_template="#/$defs/{model}"))
-        self.definitions.update(schema.pop("$defs", {}))
-        self.named[kind] = built = _Built(convert, schema)
-        return built
-
-    def _enum(self, kind: type[enum.Enum]) -> _Built:
-        def convert(value: Any) -> Any:
-            try:
-                return kind(value)
-            except ValueError:
-                choices = ", ".join(repr(member.value) for member in kind)
-                raise _Misfit(f"one of {choices} expected, {value!r:.60} found") from None
-
-        return _Built(convert, {"enum": [member.value for member in kind]})
-
-    def _record(self, kind: Any, fields: dict[str, tuple[Any, bool]], make: Callable[..., Any]) -> _Built:
-        """A dataclass or a TypedDict: fields by name, each (hint, optional)."""
-        name = kind.__name__
-        if name in self.definitions:
-            name = f"{kind.__module__}.{kind.__qualname__}"
-        schema: dict[str, Any] = {"type": "object", "title": kind.__name__, "properties": {}}
-        self.definitions[name] = schema
-        converters: dict[str, Convert | None] = {}
-        missing_not_allowed = [field for field, (_, optional) in fields.items() if not optional]
-
-        def convert(value: Any) -> Any:
-            if type(value) is not dict:
-                raise _misfit("an object", value)
-            for field in missing_not_allowed:
-                if field not in value:
-                    raise _Misfit(f"{field!r} is missing")
-            found = {}
-            for field, item in value.items():
-                if field not in converters:
-                    raise _Misfit(f"{field!r} is not a field of {kind.__name__}")
-                each = converters[field]
-                found[field] = item if each is None else _within(each, item, f".{field}")
-            try:
-                return make(**found)
-            except (ValueError, TypeError) as error:  # A check in the user's __post_init__.
-                raise _Misfit(str(error)) from None
-
-        self.named[kind] = built = _Built(convert, {"$ref": f"#/$defs/{name}"})
-        for field, (hint, _) in fields.items():
-            each = self.build(hint)
-            converters[field] = each.convert
-            schema["properties"][field] = each.schema
-        if missing_not_allowed:
-            schema["required"] = missing_not_allowed
-        return built
-
-
-def _scalar(hint: Any) -> _Built | None:
-    try:
-        return _SCALARS.get(hint)
-    except TypeError:
-        return None
-
-
-def _within(convert: Convert, value: Any, part: str) -> Any:
-    try:
-        return convert(value)
-    except _Misfit as misfit:
-        raise misfit.at(part) from None
-
-
-def _key_converter(hint: Any) -> Convert | None:
-    if hint in (str, Any):
-        return None
-    if hint is int:
-        return _parsed(int, "an integer as key")
-    raise BadPayload("the keys of a JSON object must be str or int")
-
-
-def _hints(kind: Any) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(kind, include_extras=True)
-    except Exception as error:
-        raise BadPayload(f"the type hints of {kind.__name__} cannot be resolved: {error}") from error
+_SMALL: Final = 1 << 63
+_OPTIONS: Final[dict[str, Any]] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
+_encode = json.JSONEncoder(**_OPTIONS, default=_default).encode
+#: Types that people return without expecting them back.
+_RETURNS: Final = frozenset({type({}.keys()), type({}.values())})
 
 
 # -- which serde ----------------------------------------------------------------------------------------------------
@@ -553,6 +315,8 @@ def _hints(kind: Any) -> dict[str, Any]:
 BYTES: Final = BytesSerde()
 NOTHING: Final = NothingSerde()
 ANY: Final[JsonSerde[Any]] = JsonSerde(Any)
+RAW_JSON: Final = RawJsonSerde()
+UNTYPED: Final = UntypedSerde()
 
 
 def serde_for(hint: Any) -> Serde[Any]:
@@ -568,13 +332,25 @@ def serde_for(hint: Any) -> Serde[Any]:
     try:
         found = _by_hint.get(hint)
     except TypeError:  # A hint that cannot be hashed.
-        return JsonSerde(hint)
+        return _built(hint)
     if found is None:
+        found = _built(hint)
         if len(_by_hint) >= _HINTS_MAX:
             _by_hint.clear()
-        found = _by_hint[hint] = JsonSerde(hint)
+        _by_hint[hint] = found
     return found
 
 
+def _built(hint: Any) -> Serde[Any]:
+    """Our own JSON where it can read the hint. Otherwise pydantic's, if that is installed and can."""
+    try:
+        return JsonSerde(hint)
+    except BadPayload as ours:
+        try:
+            return TypeSerde(hint)
+        except BadPayload:
+            raise ours from None
+
+
 _HINTS_MAX: Final = 4096
-_by_hint: dict[Any, JsonSerde[Any]] = {}
+_by_hint: dict[Any, Serde[Any]] = {}

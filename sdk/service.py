@@ -76,8 +76,9 @@ class Service(AnyService):
     async def book(ctx: Context, trip: Trip) -> Receipt: ...
 
     Options (also of each handler): `retry`, `inactivity_timeout`, `abort_timeout`, `retention` of completed
-    invocations, `private=True` for handlers that only other handlers may call, and `run_ahead=True` for handlers whose
-    code may go on before a step is durable (see `Context.run`).
+    invocations, `private=True` for handlers that only other handlers may call, `run_ahead=True` for handlers whose code
+    may go on before a step is durable (see `Context.run`), and `suspend=False` for handlers that stay in memory while
+    they wait, because something outside of the handler moves them, such as a thread that sets an event.
     """
 
     kind = "service"
@@ -99,6 +100,7 @@ class Service(AnyService):
         retention: float | timedelta | None = None,
         private: bool | None = None,
         run_ahead: bool | None = None,
+        suspend: bool | None = None,
         input: Serde[Any] | None = None,
         output: Serde[Any] | None = None,
     ) -> _PlainDecorator: ...
@@ -144,6 +146,7 @@ class VirtualObject(AnyService):
         retention: float | timedelta | None = None,
         private: bool | None = None,
         run_ahead: bool | None = None,
+        suspend: bool | None = None,
         input: Serde[Any] | None = None,
         output: Serde[Any] | None = None,
     ) -> _ObjectDecorator: ...
@@ -187,6 +190,7 @@ class Workflow(AnyService):
         retention: float | timedelta | None = None,
         private: bool | None = None,
         run_ahead: bool | None = None,
+        suspend: bool | None = None,
         input: Serde[Any] | None = None,
         output: Serde[Any] | None = None,
     ) -> _WorkflowDecorator: ...
@@ -220,6 +224,7 @@ class Workflow(AnyService):
         retention: float | timedelta | None = None,
         private: bool | None = None,
         run_ahead: bool | None = None,
+        suspend: bool | None = None,
         input: Serde[Any] | None = None,
         output: Serde[Any] | None = None,
     ) -> _WorkflowDecorator: ...
@@ -233,7 +238,8 @@ class Workflow(AnyService):
 
 def _adder(service: AnyService, kind: type[Any], mode: str, options: dict[str, Any]) -> Callable[[Any], Any]:
     known = {
-        "name", "retry", "inactivity_timeout", "abort_timeout", "retention", "private", "run_ahead", "input", "output",
+        "name", "retry", "inactivity_timeout", "abort_timeout", "retention", "private", "run_ahead", "suspend", "input",
+        "output",
     }  # fmt: skip
     unknown = set(options) - known
     if unknown:

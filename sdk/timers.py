@@ -114,6 +114,17 @@ def _owner() -> Any:
     return scope.owner if task in scope.owner.tasks else None
 
 
+_fired = False  # Whether a timer of a handler ever fired in this process.
+
+
+def fired(timer: PlainTimer, owner: Owner) -> None:
+    """A timer of this attempt fires: the time of the loop, as the code sees it, has come."""
+    global _fired
+    _fired = True
+    owner.time_floor = max(owner.time_floor, timer.when())
+    timer.fire()
+
+
 #: Methods of a loop that communicate outside the process.
 _OUTSIDE: Final = (
     "create_connection", "create_unix_connection", "create_datagram_endpoint", "subprocess_exec", "subprocess_shell",
@@ -131,6 +142,8 @@ class _Hooks:
 
     def time(self) -> float:
         """A timer that fired in an earlier attempt fires at once, so its time has come, whatever the clock says."""
+        if not _fired:
+            return self._time()  # Loops ask in each turn.
         scope = scopes.current_scope()
         return self._time() if scope is None else max(self._time(), scope.owner.time_floor)
 
@@ -154,7 +167,7 @@ class _Hooks:
     def call_at(
         self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        if _owner() is None:
+        if _owner() is None or when - self.time() >= FOREVER_S:  # The loop's own call_later calls this.
             return self._call_at(when, callback, *args, context=context)
         return self.call_later(when - self.time(), callback, *args, context=context)
 

@@ -17,7 +17,7 @@ from tests.structure import files_of
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PAGE: Final = ROOT / "docs" / "modules.md"
-ROOMS: Final = ("sdk", "statemachine", "log", "snapshots", "cluster", "cli", "console", "chaos")
+ROOMS: Final = ("sdk", "statemachine", "log", "snapshots", "cluster", "cli", "console", "ext", "chaos")
 HEAD: Final = """\
 # Modules
 

@@ -49,15 +49,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "holdfast.sdk.loop",  # The event loop that nodes and handlers run on.
     ),
     "chaos": ("holdfast",),
-    "ext": ("holdfast.sdk",),  # Agent frameworks, and
-    "testing": ("holdfast.sdk", "holdfast.statemachine", "holdfast.cluster"),  # tests of users, once they are there.
+    "ext": ("holdfast.sdk",),  # Agent frameworks.
+    "testing": ("holdfast.sdk", "holdfast.statemachine", "holdfast.cluster"),  # Tests of users, once they are there.
 }
 ROOMS = tuple(room for room in MAY_IMPORT if (ROOT / room).is_dir())
 
 # The import name itself, and what stands beside the rooms and is not imported by them.
 MAY_IMPORT_BESIDE: dict[str, tuple[str, ...]] = {
     "holdfast": ("holdfast.cli",),
-    "examples": ("holdfast.sdk",),
+    "examples": ("holdfast.sdk", "holdfast.ext"),
     "bench": ("holdfast",),
     "docs": ("holdfast",),
     "tests": ("holdfast",),

@@ -28,7 +28,7 @@ from packaging.version import Version
 from holdfast import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS_SHIPPED = {"cli", "cluster", "console", "log", "sdk", "snapshots", "statemachine"}
+ROOMS_SHIPPED = {"cli", "cluster", "console", "ext", "log", "sdk", "snapshots", "statemachine"}
 PIN = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^ ;\\]+)(?: *; *(?P<marker>[^\\]+?))? *\\?$")
 LOCKS = {"requirements/dev.txt": None, "requirements/image.txt": {"server", "s3", "otel"}}
 
@@ -212,7 +212,7 @@ def test_the_sdk_imports_nothing_of_an_extra(base: Environment, tmp_path: Path) 
 def test_every_module_of_the_wheel_can_be_imported_with_its_extras_and_without_chaos(
     wheel: Path, tmp_path: Path
 ) -> None:
-    everything = Environment(tmp_path / "venv", wheel, ["server", "s3"])
+    everything = Environment(tmp_path / "venv", wheel, ["server", "s3", "pydantic-ai"])
 
     answer = everything.run("python", "-c", IMPORT_ALL % (["holdfast."],), cwd=tmp_path)
 

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any, Final
 
-from holdfast.sdk import replay
+from holdfast.sdk import replay, scopes
 from holdfast.sdk.attempt.tasks import Tasks
 from holdfast.sdk.errors import AttemptEnded, BadArgument, NonDeterminismError, from_failure
 from holdfast.sdk.frames import StepFrame
 from holdfast.sdk.ids import format_id
-from holdfast.sdk.journal import Failure, Op, Outcome, ProtocolError, pack_outcome
+from holdfast.sdk.journal import STEP_KEY_BYTES_MAX, Failure, Op, Outcome, ProtocolError, pack_outcome
 
 logger = logging.getLogger("holdfast.sdk")
 
@@ -38,7 +38,7 @@ class Claims(Tasks):
     steps: list[replay.Recorded]
     keys: dict[str, int]  # Steps of START that the code has not claimed yet.
     matched: bytearray
-    explicit: set[str]
+    explicit: set[str]  # Explicit step keys, and paths of named scopes, that the code has used.
     refused: set[str]  # The step that records that the journal is too long, if there is one.
 
     __slots__ = tuple(__annotations__)
@@ -58,11 +58,28 @@ class Claims(Tasks):
         return self.check_here().key(name)
 
     def explicit_key(self, key: str) -> str:
-        self.check_here()
-        if key in self.explicit:
-            raise BadArgument(f"key {key!r} is already in use in this invocation: an explicit key must name one step")
-        self.explicit.add(key)
-        return "=" + key
+        scope = self.check_here()
+        found = scope.explicit_key(key)
+        if len(found.encode()) > STEP_KEY_BYTES_MAX:
+            found = scopes.shortened(found, STEP_KEY_BYTES_MAX)
+        if found in self.explicit:
+            where = f"scope {scope.name[1:]!r}" if scope.name else "this invocation"
+            raise BadArgument(f"key {key!r} is already in use in {where}: an explicit key must name one step")
+        self.explicit.add(found)
+        return found
+
+    def named_scope(self, name: str) -> scopes.Scope:
+        """A scope of this name in the current one. Each name counts once: parallel tasks could not agree on ordinals."""
+        scope = self.check_here()
+        found = scope.named(name)
+        if found.path in self.explicit:
+            where = f"scope {scope.name[1:]!r}" if scope.name else "this invocation"
+            raise BadArgument(
+                f"scope {name!r} is already in use in {where}: give each scope a name of its own, such as "
+                f"f'{name}/{{number}}'"
+            )
+        self.explicit.add(found.path)
+        return found
 
     def find(self, key: str, code: int, argument: list[Any]) -> int:
         """The index of the step with this key, or -1. Ends the attempt if the step was made with other arguments."""

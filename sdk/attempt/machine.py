@@ -21,7 +21,7 @@ from holdfast.sdk.attempt.tasks import forget_frames, no_context
 from holdfast.sdk.errors import (
     AttemptEnded,
     exit_raised,
-    find_terminal,
+    find_final,
     is_from_terminal,
     never_works,
     to_failure,
@@ -104,9 +104,11 @@ class Attempt(Steps):
         self.unacked = deque()
         self.cancelled = start.cancelled
         self.cancelled_after = {}
+        self.noticed = None
         self.interruptible = {}
         self.check = None
         self.functions = 0
+        self.stays = False
         self.starts_runs = True
         self.waits = set()
         self.ack_waits = deque()
@@ -144,7 +146,7 @@ class Attempt(Steps):
 
     async def _main(self, code: Code) -> None:
         """The root task: run the code and report how it ended."""
-        scopes.current.set(scopes.Scope(self, ""))
+        scopes.begin(scopes.Scope(self, ""))
         try:
             payload = await code(self)
         except AttemptEnded as ended:
@@ -176,7 +178,7 @@ class Attempt(Steps):
                 timers.warn_once("%s: %r was never awaited, so the code did not wait", self.name, operation, at=what)
 
     def _failed(self, error: BaseException) -> None:
-        terminal = find_terminal(error)
+        terminal = find_final(error)
         if terminal is not None:
             if self._has_replayed(f"fails: {terminal}"):
                 self.send(Output(self.id, self.epoch, pack_outcome(to_failure(terminal))))

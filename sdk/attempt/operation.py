@@ -14,13 +14,18 @@ from holdfast.sdk import scopes
 from holdfast.sdk.attempt.never import NEVER
 from holdfast.sdk.attempt.tasks import TOLD_MAX
 from holdfast.sdk.errors import BadPayload, MisusedContext, TerminalError, from_failure
-from holdfast.sdk.journal import CANCELLED, OP_NAMES, SIGNATURES, Failure, Outcome, Success
+from holdfast.sdk.journal import CANCELLED, OP_NAMES, SIGNATURES, By, Failure, Op, Outcome, Success
 from holdfast.sdk.waits import Wait
 
 T = TypeVar("T")
 
 #: Operations whose values come from clients and other handlers.
 _FROM_OUTSIDE: Final = frozenset(op for op, signature in SIGNATURES.items() if signature.foreign)
+
+#: Operations that fail as cancelled only if this invocation was cancelled. A call may fail because its callee was.
+ONLY_OURS: Final = frozenset(
+    op for op, signature in SIGNATURES.items() if signature.cancellable and signature.by is not By.INVOCATION
+)
 
 #: States of an operation.
 PENDING: Final = 0
@@ -45,6 +50,8 @@ class Owner(Protocol):
     def wait(self, operation: Operation[Any] | None) -> Wait: ...
 
     def passes(self, index: int) -> None: ...
+
+    def cancellation(self, failure: Failure = CANCELLED) -> TerminalError: ...
 
     def abandon(self, operation: Operation[Any]) -> None: ...
 
@@ -162,6 +169,8 @@ class Operation(Coroutine[Any, Any, T]):
             return self.load(outcome.payload)
         if is_cancellation(outcome):
             self.attempt.cancelled = False
+            if self.code in ONLY_OURS or self.code == Op.RUN:
+                raise self.attempt.cancellation(outcome)
         raise from_failure(outcome)
 
     def _load_from_outside(self, payload: bytes) -> T:

@@ -17,16 +17,12 @@ from typing import Any, Final, Protocol
 
 from holdfast.sdk import timers
 from holdfast.sdk.attempt.claims import Claims, bytes_in
-from holdfast.sdk.attempt.operation import PENDING, Event, Operation, is_cancellation
+from holdfast.sdk.attempt.operation import ONLY_OURS, PENDING, Event, Operation, is_cancellation
 from holdfast.sdk.attempt.tasks import QUIET_TURNS
-from holdfast.sdk.errors import from_failure
-from holdfast.sdk.journal import AWAITED, CANCELLED, SIGNATURES, By, Op, Outcome
+from holdfast.sdk.errors import TerminalError, from_failure, is_being_handled, is_caught_by_framework
+from holdfast.sdk.journal import AWAITED, CANCELLED, SIGNATURES, Failure, Op, Outcome
 from holdfast.sdk.replay import Recorded
 
-#: Operations that fail as cancelled only if this invocation was cancelled. A call may fail because its callee was.
-_ONLY_OURS: Final = frozenset(
-    op for op, signature in SIGNATURES.items() if signature.cancellable and signature.by is not By.INVOCATION
-)
 #: Operations whose outcome eager state may have had when the code asked for it.
 _EAGER: Final = frozenset(op for op, signature in SIGNATURES.items() if signature.eager)
 _RUN: Final = Op.RUN
@@ -54,6 +50,7 @@ class Outcomes(Claims):
     unacked: deque[Event]  # Results made here. Their acks will determine their place.
     cancelled: bool  # A cancellation that the code has not noticed yet.
     cancelled_after: dict[int, int]  # Steps at which every attempt notices a cancellation, and since which order.
+    noticed: TerminalError | None  # The cancellation that the code was told last.
     interruptible: dict[Interruptible, None]  # Runs whose function a cancellation interrupts.
 
     __slots__ = tuple(__annotations__)
@@ -164,12 +161,29 @@ class Outcomes(Claims):
         self.last = index
         if index in self.cancelled_after:
             self.cancelled = False
-            raise from_failure(CANCELLED)
+            raise self.cancellation()
+
+    def cancellation(self, failure: Failure = CANCELLED) -> TerminalError:
+        """The error that tells the code of the cancellation."""
+        self.noticed = from_failure(failure)
+        return self.noticed
+
+    def was_swallowed(self) -> bool:
+        """Whether a framework caught the cancellation, and the code goes on as if nothing had happened.
+
+        Code of the user may catch it to compensate, and the steps of the compensation work.
+        """
+        if self.noticed is None:
+            return False
+        if is_being_handled(self.noticed):
+            self.noticed = None
+            return False
+        return is_caught_by_framework(self.noticed)
 
     def _overlooked(self, event: Event, operation: Operation[Any]) -> None:
         """If a cancellation failed a step that no task waits for, such as the loser of a race, the next step notices it
         instead."""
-        if operation.code in _ONLY_OURS and not operation.is_awaited() and is_cancellation(event.outcome):
+        if operation.code in ONLY_OURS and not operation.is_awaited() and is_cancellation(event.outcome):
             noticed = max(self.cancelled_after.values(), default=0)
             self.cancelled = event.order is None or event.order > noticed
 

@@ -67,6 +67,8 @@ class Steps(Suspension):
         if index >= 0:
             self.replay_step(operation, index)
             return
+        if self.noticed is not None and code in _NOTICES_CANCELLATION and self.was_swallowed():
+            raise self.cancellation()
         self.check_room(key)
         self.check_new(code, argument, key, others=self.unsettled)
         operation.index = self.journal(code, key, argument, None)
@@ -146,11 +148,7 @@ class Steps(Suspension):
         operation.index = index
         self.unsettled += 1
 
-        def fire() -> None:
-            self.time_floor = max(self.time_floor, timer.when())
-            timer.fire()
-
-        operation.listen(fire)
+        operation.listen(lambda: timers.fired(timer, self))
         return operation
 
     def _timer_due(self, timer: timers.PlainTimer, key: str, seen: int, looks: int) -> None:
@@ -164,8 +162,7 @@ class Steps(Suspension):
                     REPLAY_LOOK_S, self._timer_due, timer, key, self.activity, looks
                 )  # fmt: skip
             else:
-                self.time_floor = max(self.time_floor, timer.when())
-                timer.fire()
+                timers.fired(timer, self)
             return
         fired = Success(b"")
         index = self.journal(Op.VALUE, key, [timers.NAME], fired)

@@ -13,7 +13,7 @@ from holdfast.sdk.attempt.outcomes import Outcomes
 from holdfast.sdk.attempt.tasks import QUIET_TURNS
 from holdfast.sdk.errors import AttemptEnded
 from holdfast.sdk.frames import Waiting
-from holdfast.sdk.waits import Wait, waits_only_for_steps
+from holdfast.sdk.waits import Wait, Waits, waits_of
 
 #: How long an attempt that the node wants back but that cannot be handed back starts no function. Plain timeouts of the
 #: code continue meanwhile.
@@ -25,6 +25,7 @@ class Suspension(Outcomes):
 
     check: asyncio.Handle | None  # The next check whether the attempt can be handed back.
     functions: int  # Functions of runs that are running now.
+    stays: bool  # The option `suspend=False`: it stays in memory while its node lets it.
     starts_runs: bool  # False once the node wants the attempt back: the next effect is left to the next attempt.
     waits: set[Wait]
     ack_waits: deque[tuple[int, Wait]]
@@ -38,6 +39,7 @@ class Suspension(Outcomes):
         if self.ended:
             return
         self.ended = True
+        self.noticed = None  # Its traceback refers to the frames of the code.
         self.on_ended(self)
         for wait in list(self.waits):
             if not wait.done():
@@ -142,9 +144,28 @@ class Suspension(Outcomes):
             # of that.
             self.check = self.loop.call_later(pause, self._check, seen, QUIET_TURNS, min(pause * 2, 0.5))
 
+    def look(self) -> None:
+        """The attempt did nothing for a while: hand it back if it only waits."""
+        if self.ended or self.stays or self.functions:
+            return
+        waits = waits_of(self.tasks)
+        if waits is Waits.STEPS:
+            self.maybe_suspend()
+        elif waits is Waits.LOCAL:
+            # Callbacks may be about to move a task. They have a few turns for that.
+            self.loop.call_soon(self._look_again, self.activity, 0)
+
+    def _look_again(self, seen: int, quiet: int) -> None:
+        if self.ended or self.functions or self.activity != seen or waits_of(self.tasks) is Waits.OTHER:
+            return
+        if quiet < QUIET_TURNS:
+            self.loop.call_soon(self._look_again, seen, quiet + 1)
+        else:
+            self.maybe_suspend()
+
     def maybe_suspend(self) -> bool:
-        """Hand the attempt back if all its tasks only wait for steps. Returns whether it did."""
-        if self.ended or self.settling:
+        """Hand the attempt back if its tasks only wait for steps and for each other. Returns whether it did."""
+        if self.ended or self.settling or self.functions:
             return False
         needs_ack = bool(self.unacked) or any(not wait.done() for _, wait in self.ack_waits)
         if needs_ack and self.is_live:
@@ -152,7 +173,7 @@ class Suspension(Outcomes):
         if self.timers and not needs_ack:
             return False  # Their decisions are not in the journal yet.
         timed = [future for timer in self.timers for future in timer.futures()]
-        if not waits_only_for_steps(self.tasks, timed):
+        if waits_of(self.tasks, timed) < (Waits.STEPS if self.stays else Waits.LOCAL):
             return False
         if self.events and not self.parked and not self._may_deliver(self.events[0]):
             self.fail_nondeterministic(self.low, "nothing: it waits, and did not ask for this step")

@@ -98,6 +98,7 @@ class Tasks:
         self.activity += 1
         self.tasks.discard(task)
         self.told.pop(task, None)
+        scopes.forget(task)
         if self.ended and not task.cancelled():
             error = task.exception()  # Otherwise asyncio would log it as never retrieved.
             if isinstance(error, AttemptEnded):

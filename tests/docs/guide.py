@@ -1,4 +1,4 @@
-"""Runs the pages of docs/guide: every Python block, every console block, in the order of the page.
+"""Runs the pages of docs/guide, and docs/agents.md: every Python block, every console block, in the order of the page.
 
 A page is one session. Its Python blocks share a namespace, as if they were typed one after the other, and whatever
 services they define are served to a node. A comment in front of a block says what the text does not show:
@@ -42,7 +42,9 @@ from holdfast.sdk import Server, Service, VirtualObject, Workflow
 from tests.ports import free_ports
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PAGES: Final = ROOT / "docs" / "guide"
+DOCS: Final = ROOT / "docs"
+PAGES: Final = DOCS / "guide"
+AGENTS: Final = DOCS / "agents.md"
 SETUPS: Final = Path(__file__).parent / "setups"
 PATIENCE_S: Final = 60.0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.guide import PAGES, Broken, Node, Session, agrees, blocks, commands, matches
+from tests.docs.guide import AGENTS, DOCS, PAGES, Broken, Node, Session, agrees, blocks, commands, matches
 
 GREETER = """
 ```python
@@ -30,7 +30,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     node.close()
 
 
-@pytest.mark.parametrize("page", sorted(PAGES.rglob("*.md")), ids=lambda page: str(page.relative_to(PAGES)))
+@pytest.mark.parametrize("page", [*sorted(PAGES.rglob("*.md")), AGENTS], ids=lambda page: str(page.relative_to(DOCS)))
 def test_every_block_of_the_guide_works_as_described(page: Path, node: Node, tmp_path: Path) -> None:
     with Session(page, tmp_path, node) as session:
         session.run()

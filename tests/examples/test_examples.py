@@ -13,6 +13,7 @@ import pytest
 import uvicorn
 
 from examples import agent, chat, fastapi_app, hello, researchers, trips
+from examples.agents import pydantic_ai
 from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.node import Node
 from holdfast.sdk import CallFailed, Client, Server
@@ -163,3 +164,17 @@ def test_every_line_to_try_is_a_request_that_handlers_take(path: Path) -> None:
 
     for line in lines:
         assert "/holdfast/" in line or "--json" in line or "-d " in line or "-X POST" in line, line
+
+
+async def test_an_agent_of_pydantic_ai_looks_at_cities_at_once_and_asks_before_it_books(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(pydantic_ai, "ask_boss", lambda tool, awakeable: asked.append(awakeable))
+    async with running(tmp_path, pydantic_ai.scout) as client, asyncio.timeout(60):
+        sent = await client.send(pydantic_ai.ask, "A weekend in the sun, up to 300 euros.")
+        while not asked:
+            await asyncio.sleep(0.02)
+        await client.resolve_awakeable(asked[0], True)
+
+        assert await client.attach(sent) == "Palermo: booked for 280 euros"

@@ -1,0 +1,1 @@
+"""Agents of frameworks on Holdfast: one module for each."""
