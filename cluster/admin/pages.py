@@ -8,6 +8,7 @@ policy that goes with every answer forbids both.
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,6 +26,8 @@ from holdfast.statemachine.access import READ, permits
 
 SESSION_BYTES_MAX: Final = 4096  # A token and some JSON around it.
 INDEX: Final = "index.html"
+STYLES: Final = "all.css"
+STYLE: Final = re.compile(r'<link rel="stylesheet" href="/console/([^"]+)">\n')
 KEPT: Final = "private, max-age=31536000, immutable"
 #: The files that are served, by the end of their name. Others (Python, licences, notes) stay in the folder.
 TYPES: Final = {end: f"{kind}; charset=utf-8" if kind.startswith("text/") else kind for end, kind in FILES.items()}
@@ -41,18 +44,25 @@ def read_files(folder: Path) -> dict[str, File]:
     files = {}
     for path in sorted(folder.rglob("*")):
         if path.suffix in TYPES and path.is_file():
-            content = path.read_bytes()
-            etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-            files[path.relative_to(folder).as_posix()] = File(content, TYPES[path.suffix], etag)
+            name = path.relative_to(folder).as_posix()
+            files[name] = _file(name, path.read_bytes())
     return files
 
 
 def versioned(files: dict[str, File]) -> tuple[str, dict[str, File]]:
-    """The version of all files together, and the files with its name in the addresses of the first page."""
+    """The version of all files together, and the files with its name in the addresses of the first page. The page needs all
+    styles before it is painted, so they are one file."""
     version = hashlib.sha256("".join(f"{name}{file.etag}" for name, file in files.items()).encode()).hexdigest()[:16]
-    content = files[INDEX].content.replace(b'="/console/', f'="/console/{version}/'.encode())
-    etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-    return version, {**files, INDEX: files[INDEX]._replace(content=content, etag=etag)}
+    page = files[INDEX].content.decode()
+    styles = STYLE.findall(page)
+    page = STYLE.sub("", page).replace("</title>", f'</title>\n<link rel="stylesheet" href="/console/{STYLES}">')
+    page = page.replace('="/console/', f'="/console/{version}/')
+    joined = b"\n".join(files[name].content for name in styles)
+    return version, {**files, INDEX: _file(INDEX, page.encode()), STYLES: _file(STYLES, joined)}
+
+
+def _file(name: str, content: bytes) -> File:
+    return File(content, TYPES[Path(name).suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
 class Pages:

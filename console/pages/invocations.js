@@ -15,6 +15,7 @@ import { Icon } from "../parts/icons.js";
 const PAGE = 200;
 const REFRESH_MAX = 1000;
 const BUSY_MS = 700;
+const FAILING = ["backing-off", "paused"];
 const EVENT_FIELDS = ["status", "end", "since", "attempts"];
 
 /** Rows of the list: pages as they are scrolled to, and changes as they come. */
@@ -81,7 +82,8 @@ function useRows(filter) {
         return { ...row, ...Object.fromEntries(EVENT_FIELDS.map((name) => [name, change[name]])) };
       }).filter((row) => !seen.has(row.id) || matches(row, filter));
       put({ ...current, rows });
-      if (seen.size < changes.size) later();
+      // Events tell neither new rows nor why something failed.
+      if (seen.size < changes.size || [...changes.values()].some((each) => each.end === "failed" || FAILING.includes(each.status))) later();
     }, wanted);
     return () => {
       clearTimeout(timer);

@@ -1,5 +1,5 @@
 // Questions to the user, and short messages.
-import { html, useEffect, useRef, useState } from "../lib/ui.js";
+import { html, useLayoutEffect, useRef, useState } from "../lib/ui.js";
 import { store, useStore } from "../lib/store.js";
 import { route } from "../lib/router.js";
 import { number } from "../lib/format.js";
@@ -46,12 +46,18 @@ export async function attempt(act, done) {
 
 export function Dialog({ title, onClose, children, wide }) {
   const box = useRef(null);
-  useEffect(() => {
+  const mounted = useRef(true);
+  useLayoutEffect(() => {
     const before = document.activeElement;
-    box.current.showModal();
-    return () => before?.isConnected && before.focus();
+    const element = box.current;
+    element.showModal();
+    return () => {
+      mounted.current = false;
+      element.close(); // Everything else is inert until then, and takes no focus.
+      if (before?.isConnected) before.focus();
+    };
   }, []);
-  return html`<dialog ref=${box} class=${wide ? "wide" : ""} aria-label=${title} onClose=${onClose}
+  return html`<dialog ref=${box} class=${wide ? "wide" : ""} aria-label=${title} onClose=${() => mounted.current && onClose()}
     onClick=${(event) => event.target === box.current && onClose()}>${children}</dialog>`;
 }
 

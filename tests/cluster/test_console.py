@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from holdfast import console
-from holdfast.cluster.admin.pages import INDEX, KEPT, TYPES, read_files, versioned
+from holdfast.cluster.admin.pages import INDEX, KEPT, STYLES, TYPES, read_files, versioned
 from holdfast.cluster.admin.routes import FILTER_NAMES
 from holdfast.cluster.http.browsers import ADMIN_HEADERS
 from tests.cluster.test_tokens import one
@@ -84,7 +84,7 @@ async def test_browsers_keep_files_whose_address_has_our_version_and_no_others(t
         async with session.get(f"{base}/") as response:
             first = await response.text()
         named = [each for each in re.findall(r'(?:src|href)="([^"]+)"', first) if each != "/session"]
-        assert len(named) > 20 and all(each.startswith(f"/console/{VERSION}/") for each in named)
+        assert len(named) > 18 and all(each.startswith(f"/console/{VERSION}/") for each in named)
         for each in named:
             async with session.get(base + each) as response:
                 assert (response.status, response.headers["Cache-Control"]) == (200, KEPT), each
@@ -92,6 +92,14 @@ async def test_browsers_keep_files_whose_address_has_our_version_and_no_others(t
                 assert (response.status, response.headers["Cache-Control"]) == (200, "no-cache"), (
                     "a page of another release goes on working"
                 )
+
+
+def test_the_first_page_has_one_file_of_all_styles_in_their_order() -> None:
+    linked = re.findall(r'stylesheet" href="/console/([^"]+)"', text_of(INDEX))
+
+    assert re.findall(r'stylesheet" href="([^"]+)"', SERVED[INDEX].content.decode()) == [f"/console/{VERSION}/{STYLES}"]
+    assert len(linked) > 1
+    assert SERVED[STYLES].content.decode() == "\n".join(text_of(name) for name in linked)
 
 
 def test_another_content_is_another_version() -> None:
