@@ -72,6 +72,7 @@ class State:
         self._changed_objects: dict[ObjectId, Object] = {}
         self.hooks: dict[HookId, Hook] | None = None  # None: not read yet. See `hooks`.
         self.changed_hooks: dict[HookId, Hook] = {}
+        self.approvals_version = 0  # Grows with each change of the inbox, in memory alone: for those who watch it.
         self._counters: dict[str, list[int]] = {}
         self._deployments: dict[str, int] = {}
         self._sent: dict[int, int] = {}

@@ -268,6 +268,8 @@ def _show_argument(step: Step) -> dict[str, Any]:
     if row.invokes and argument and _is_id(argument[-1]):
         shown["invocation"] = format_id(argument.pop())
     for kept, value in zip(row.kept, argument, strict=False):
+        if not kept.name:
+            continue
         if kept.is_time:
             value = show_time(value) if isinstance(value, int) else value
         elif kept.is_invocation and isinstance(value, bytes) and len(value) >= ID_BYTES:
