@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.statemachine.survey import AWAKEABLE, IN_DOUBT, PROMISED, TIMED
+from holdfast.statemachine.survey import APPROVAL, AWAKEABLE, IN_DOUBT, PROMISED, TIMED
 
 PAGE: Final = 100
 PAGE_MAX: Final = 1000
@@ -18,5 +18,5 @@ QUERY_TIMEOUT_S_MAX: Final = 120.0
 OLDEST: Final = "oldest"
 ORDERS: Final = ("newest", OLDEST)
 PARTS: Final = ("output", "input")  # of a step that was given a value
-WAITING: Final = (AWAKEABLE, PROMISED, IN_DOUBT, TIMED)
+WAITING: Final = (APPROVAL, AWAKEABLE, PROMISED, IN_DOUBT, TIMED)
 ACTIONS: Final = ("cancel", "kill", "pause", "resume", "restart", "purge")

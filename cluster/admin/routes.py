@@ -6,6 +6,7 @@ from typing import Final
 
 from holdfast.cluster.admin.choices import ACTIONS, BULK, BULK_MAX, ORDERS, PAGE, PAGE_MAX, PARTS, STEPS_PAGE, WAITING
 from holdfast.cluster.admin.parameters import END_BY_NAME, STATUS_BY_NAME
+from holdfast.cluster.admin.routes_of_approvals import OF_APPROVALS
 from holdfast.cluster.admin.routes_of_cluster import OF_THE_CLUSTER
 from holdfast.cluster.http.routes import NO_SUCH, NUMBER, PUBLIC, TRUTH, Parameter, Route
 from holdfast.statemachine.access import APPROVE, OPERATE, READ
@@ -222,6 +223,7 @@ ROUTES: Final = (
         ),
         answers=((200, "rows; the ids of awakeables are for tokens that may invoke all services"),),
     ),
+    *OF_APPROVALS,
     Route(
         "GET",
         "/invocations/{id}",
@@ -306,10 +308,12 @@ ROUTES: Final = (
         "GET",
         "/events",
         "events",
-        "Changes of invocations, cluster and deployments as they happen: server-sent events, which can be resumed",
+        "Changes of invocations, cluster, deployments and approvals as they happen: server-sent events, which can be resumed",
         READ,
         (
-            Parameter("kinds", "of events, separated by commas: invocation, cluster, deployments; all if not given"),
+            Parameter(
+                "kinds", "of events, separated by commas: invocation, cluster, deployments, approvals; all if not given"
+            ),
             Parameter("service", "events of invocations of this service"),
             Parameter("handler", "events of invocations of this handler"),
             Parameter("key", "events of invocations of this key of a virtual object or workflow"),

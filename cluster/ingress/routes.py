@@ -102,6 +102,27 @@ ROUTES: Final = (
         body=_REJECTION,
         answers=(_COMPLETED, _NOTHING_WAITS, _OTHER_OUTCOME),
     ),
+    Route(
+        "POST",
+        "/holdfast/approvals/{id}",
+        "decide_approval",
+        "Decide about an approval, with the whole id that its handler handed out",
+        INVOKE,
+        body={
+            "type": "object",
+            "required": ["choice"],
+            "properties": {
+                "choice": {"type": "string"},
+                "comment": {"type": "string"},
+                "payload": {"description": "what is approved, in place of what was shown"},
+            },
+        },
+        answers=(
+            (200, "decided, or decided the same way by the same token before"),
+            (404, "there is no such approval, or nobody waits for it any more: the message says why"),
+            (409, "it was decided otherwise before, or timed out: the message says by whom and when"),
+        ),
+    ),
 )
 PREFIX: Final = "holdfast"
 DELAY: Final = Parameter("delay", "start after this duration: 10s, 2h, PT10M")
