@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from holdfast.cluster.sql.invocations import ATTEMPTS, INVOCATIONS, STATISTICS
-from holdfast.cluster.sql.journals import AWAKEABLES, IN_DOUBT, JOURNAL_TABLE
+from holdfast.cluster.sql.journals import APPROVALS, AWAKEABLES, IN_DOUBT, JOURNAL_TABLE
 from holdfast.cluster.sql.objects import OBJECTS, PROMISES, STATE, TIMERS
 from holdfast.cluster.sql.overviews import OVERVIEWS
 from holdfast.cluster.sql.relations import Table
@@ -19,6 +19,7 @@ TABLES: Final[Mapping[str, Table]] = {
         JOURNAL_TABLE,
         ATTEMPTS,
         AWAKEABLES,
+        APPROVALS,
         IN_DOUBT,
         OBJECTS,
         STATE,
