@@ -10,6 +10,7 @@ from holdfast.sdk.ids import format_approval, parse_id
 from holdfast.sdk.journal import Op, unpack_decided
 from tests.cluster.harness import Handled
 from tests.cluster.test_tokens import Doors, one
+from tests.cluster.watching import watching
 
 SECRET = b"8 bytes!"
 
@@ -262,3 +263,15 @@ async def test_pages_of_approvals_are_in_the_order_of_time_over_all_partitions(t
             assert titles == [f"Refund {number}?" for number in range(7)]
         assert (await doors.ask("GET", "/approvals?cursor=AAAA", doors.root))[0] == 400
         assert len({*invocations}) == 7
+
+
+async def test_whoever_watches_is_told_that_the_inbox_has_changed(tmp_path: Path) -> None:
+    async with one(tmp_path) as (world, doors):
+        await world.register({"refunds/ask": asks})
+        assert world.node.doors.admin is not None
+        url = f"http://127.0.0.1:{world.node.doors.admin.port}"
+        async with watching(url, token=doors.root, kinds="approvals") as watcher:
+            invocation = await asked(doors, "Refund?")
+            assert (await watcher.next()).kind == "approvals"
+            await decide(doors, name_of(invocation), doors.root, choice="approve")
+            assert await watcher.next() == ("approvals", {}, watcher.id)

@@ -21,6 +21,7 @@ from holdfast.statemachine.commands import (
 )
 from holdfast.statemachine.effects import SendCompletion, StartAttempt, Status
 from holdfast.statemachine.inbox import Wanted
+from holdfast.statemachine.state import State
 from holdfast.statemachine.webhooks import ASKED, REMINDED, HookId
 from tests.statemachine.rig import RESULT, T0, Rig
 
@@ -271,7 +272,6 @@ def test_a_restarted_invocation_keeps_decisions_and_asks_the_rest_again() -> Non
     rig.do(Restart(a, a, 2, None))
 
     assert rig.journal(a)[first].outcome == outcome and waiting(rig) == []
-    assert waiting(rig) == []
     assert asks(rig, a) == 2 and waiting(rig) == [(a, 2)]
 
 
@@ -338,6 +338,16 @@ def test_apply_takes_no_approval_that_it_could_not_decide(wrong: list[Any]) -> N
     rig.step(a, Op.APPROVAL, wrong)
 
     assert rig.status(a) == Status.PAUSED and waiting(rig) == [] and rig.load(a).length == 1
+
+
+def test_before_level_2_there_are_no_approvals() -> None:
+    rig = Rig()
+    rig.state = State(0, 1, level=1)
+    a = rig.invoke("a")
+
+    rig.step(a, Op.APPROVAL, ["t", b"", ["a"], None, 0, 0, True, SECRET])
+
+    assert rig.status(a) == Status.PAUSED and waiting(rig) == []
 
 
 def test_an_endpoint_cannot_decide_its_own_approval() -> None:
