@@ -213,6 +213,8 @@ class _Source:
             awaitable = awaitable.wait()
         if isinstance(awaitable, Operation):
             self.operation = awaitable
+            if awaitable.listeners is None:
+                awaitable.listeners = []  # The code did wait for it, although another one may be done already.
             awaitable.start()
             return
         self.own = not isinstance(awaitable, asyncio.Future)
