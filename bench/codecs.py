@@ -23,11 +23,13 @@ from dataclasses import MISSING, fields
 from typing import Any, NewType, Union, get_args, get_type_hints
 
 from holdfast.sdk import frames, journal
-from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.ids import DeploymentId, InvocationId
 from holdfast.sdk.journal import Op
 from holdfast.statemachine import commands, records
 from holdfast.statemachine.commands import Ref
 from holdfast.statemachine.effects import Status
+
+DP_1 = DeploymentId("dp_1")
 
 try:
     import msgspec  # type: ignore[import-not-found, unused-ignore]
@@ -100,7 +102,17 @@ def sample_commands() -> list[commands.Command]:
         else:
             found.append(
                 commands.RecordStep(
-                    ident, 1, number, Op.RUN, "0/flight/0", ["flight"], [0, payload], "dp_1", None, b"d" * 16, 1
+                    ident,
+                    1,
+                    number,
+                    Op.RUN,
+                    "0/flight/0",
+                    ["flight"],
+                    [0, payload],
+                    DP_1,
+                    None,
+                    b"d" * 16,
+                    1,
                 )
             )
     return found
@@ -110,7 +122,7 @@ def sample_record() -> records.Invocation:
     return records.Invocation(
         InvocationId(os.urandom(16)), Status.RUNNING, 3, "trips", "book", None, 0, records.NO_OBJECT,
         1_790_000_000_000, 1_790_000_000_500, 86_400_000, None, -1, None,
-        length=4, size=312, order=7, deployment="dp_1", lapses=1, chain=["a/b"],
+        length=4, size=312, order=7, deployment=DP_1, lapses=1, chain=["a/b"],
     )  # fmt: skip
 
 

@@ -43,9 +43,11 @@ from holdfast.cluster.environment import Environment
 from holdfast.cluster.node import Node
 from holdfast.cluster.partition.door import Partition
 from holdfast.log.errors import ProposalError
-from holdfast.sdk.ids import new_id
+from holdfast.sdk.ids import DeploymentId, PartitionNumber, new_id
 from holdfast.sdk.journal import Op
 from holdfast.statemachine.commands import Command, Complete, Invoke, Mode, RecordStep
+
+DP_1 = DeploymentId("dp_1")
 
 SECTIONS: Final = ("cut", "restart", "catch-up")
 STEPS: Final = 1_000_000
@@ -69,11 +71,8 @@ def invocation(steps: int) -> list[Command]:
     ident = new_id("bench", None, secrets.token_bytes(16))
     return [
         Invoke(ident, "bench", "work", None, Mode.PLAIN, PAYLOAD, {}, 0, None, -1, 86_400_000),
-        *(
-            RecordStep(ident, 1, step, Op.RUN, f"/{step}", ["work"], [0, PAYLOAD], "dp_1")
-            for step in range(1, steps + 1)
-        ),
-        Complete(ident, 1, [0, PAYLOAD], "dp_1"),
+        *(RecordStep(ident, 1, step, Op.RUN, f"/{step}", ["work"], [0, PAYLOAD], DP_1) for step in range(1, steps + 1)),
+        Complete(ident, 1, [0, PAYLOAD], DP_1),
     ]
 
 
@@ -184,7 +183,7 @@ class Bench:
     async def do_cut(self) -> dict[str, float]:
         start = time.perf_counter()
         router = self.node.serving.router
-        cut = await self.node.ground.snapshots.create(0, partitions=router.count, leader=router.leader)
+        cut = await self.node.ground.snapshots.create(PartitionNumber(0), partitions=router.count, leader=router.leader)
         return {"seconds": time.perf_counter() - start, "bytes": cut["bytes"], "index": cut["index"]}
 
     def do_progress(self) -> dict[str, float]:

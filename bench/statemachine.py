@@ -21,7 +21,7 @@ from hashlib import blake2b
 import lmdb
 
 from holdfast.cluster.partition.changes import Changes, rows_of
-from holdfast.sdk.ids import new_id
+from holdfast.sdk.ids import DeploymentId, new_id
 from holdfast.sdk.journal import Op
 from holdfast.statemachine.commands import (
     Announce,
@@ -35,6 +35,8 @@ from holdfast.statemachine.commands import (
 )
 from holdfast.statemachine.machine import apply
 from holdfast.statemachine.state import State
+
+DP_1 = DeploymentId("dp_1")
 
 SLICE = 64  # Commands of one transaction: about as many as in a busy turn.
 
@@ -73,10 +75,10 @@ def workload(name: str, invocations: int) -> Iterator[list[Command]]:
         ]
         for step in (1, 2, 3):
             if name == "keyed":
-                yield [RecordStep(i, 1, step, Op.SET, f"/{step}", ["n", b"y" * 20], None, "dp_1") for i in idents]
+                yield [RecordStep(i, 1, step, Op.SET, f"/{step}", ["n", b"y" * 20], None, DP_1) for i in idents]
             else:
-                yield [RecordStep(i, 1, step, Op.RUN, f"/{step}", ["work"], [0, b"y" * 100], "dp_1") for i in idents]
-        yield [Complete(ident, 1, [0, b"z" * 100], "dp_1") for ident in idents]
+                yield [RecordStep(i, 1, step, Op.RUN, f"/{step}", ["work"], [0, b"y" * 100], DP_1) for i in idents]
+        yield [Complete(ident, 1, [0, b"z" * 100], DP_1) for ident in idents]
 
 
 def measure(name: str, invocations: int, profile: cProfile.Profile | None) -> None:

@@ -16,14 +16,12 @@ import platform
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from types import TracebackType
@@ -33,10 +31,12 @@ import aiohttp
 
 from holdfast.chaos import store
 from holdfast.chaos.faulty_node import Bends
-from holdfast.chaos.proxy import Delay, Mode, Pass, Proxy, Throttle
+from holdfast.chaos.outage import Outage
+from holdfast.chaos.places import KnownLink, Places
+from holdfast.chaos.proxy import Proxy
+from holdfast.chaos.views import Views
 from holdfast.sdk.ids import partition_key, partition_of
 
-PORTS: Final = {"peer": 7000, "ingress": 8080, "admin": 9070, "handlers": 9080, "s3": 9000}
 STORE: Final = "s3"
 START_S: Final = 60.0
 STOP_S: Final = 30.0
@@ -57,33 +57,6 @@ SNAPSHOT_SETTINGS: Final = {
 
 #: Two endpoints, so that calls cross from one to the other and one can die alone.
 OFFERS: Final = {"h1": "flow,approval,sleeper", "h2": "counter,leaf,inbox,tree,register"}
-
-
-@dataclass(slots=True)
-class Outage:
-    node: str
-    why: str
-    since: float
-    until: float | None = None  # None: still out
-
-    def touches(self, began: float, ended: float, *, slack_s: float) -> bool:
-        return self.since - slack_s <= ended and (self.until is None or began <= self.until + slack_s)
-
-
-@dataclass(slots=True)
-class KnownLink:
-    """A proxy that remembers its mode."""
-
-    proxy: Proxy
-    current: Mode = field(default_factory=Pass)
-
-    def mode(self, mode: Mode) -> None:
-        self.current = mode
-        self.proxy.mode(mode)
-
-    @property
-    def is_open(self) -> bool:
-        return isinstance(self.current, Pass | Delay | Throttle)
 
 
 class NoSmallDisk(Exception):
@@ -140,7 +113,7 @@ class NodeCluster:
         }
         self._founders = list(self.names)
         self._newcomers = 0
-        self._net = _Net()
+        self._net = Places()
         self._places = {name: self._net.place() for name in [*self.names, *self._handlers]}
         self._stack = AsyncExitStack()
         self._children: dict[str, asyncio.subprocess.Process] = {}
@@ -149,7 +122,7 @@ class NodeCluster:
         self._ending = False
         self._links: dict[tuple[str, str], KnownLink] = {}
         self._bends: dict[str, Bends] = {}
-        self._views: dict[str, dict[str, Any]] = {}
+        self.views = Views()
         self._tasks: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
         self._root_token = f"hf_node_{secrets.token_hex(32)}"  # The admin token of all nodes.
@@ -171,7 +144,7 @@ class NodeCluster:
 
     def leader(self) -> str | None:
         """The node that leads the most partitions."""
-        led = Counter(leader for leader in self.leaders().values() if leader in self.names)
+        led = Counter(leader for leader in self.views.leaders().values() if leader in self.names)
         return max(sorted(led), key=lambda name: led[name]) if led else None
 
     async def start(self, name: str) -> None:
@@ -247,7 +220,7 @@ class NodeCluster:
     def forget(self, name: str) -> None:
         """The node is gone permanently."""
         self.names = [other for other in self.names if other != name]
-        self._views.pop(name, None)
+        self.views.by_node.pop(name, None)
         now = time.monotonic()
         self.lives[name] = (self.lives[name][0] if name in self.lives else now, now)
         self.outages.append(Outage(name, "removed", now))
@@ -314,58 +287,6 @@ class NodeCluster:
     def admin(self, name: str) -> str:
         return f"http://{self._at(name, 'admin')}"
 
-    def leaders(self) -> dict[int, str]:
-        """Partition -> its leader in the newest term that any node reported."""
-        newest: dict[int, tuple[int, str]] = {}
-        for view in list(self._views.values()):
-            for each in view["partitions"]:
-                if each["leader"] is not None:
-                    claim = (each.get("term", 0), each["leader"])  # A node without a replica knows it only by hearsay.
-                    newest[each["partition"]] = max(newest.get(each["partition"], claim), claim)
-        return {number: leader for number, (_, leader) in newest.items()}
-
-    def led_by(self, name: str) -> list[int]:
-        return sorted(number for number, leader in self.leaders().items() if leader == name)
-
-    def meta_leader(self) -> str | None:
-        claims = [(view["meta"]["term"], view["meta"]["leader"]) for view in self._views.values()]
-        known = [claim for claim in claims if claim[1] is not None]
-        return max(known)[1] if known else None
-
-    def applied(self, name: str) -> dict[int, int]:
-        """Partition -> the applied index that a node last reported."""
-        view = self._views.get(name)
-        return {it["partition"]: it["applied"] for it in view["partitions"] if it["here"]} if view is not None else {}
-
-    def log_begins(self, name: str) -> dict[int, int]:
-        """Partition -> the index up to which a node's log was trimmed."""
-        view = self._views.get(name)
-        here = [it for it in view["partitions"] if it["here"]] if view is not None else []
-        return {it["partition"]: it["snapshot"]["log_begins_behind"] for it in here}
-
-    def doing(self, name: str) -> set[str]:
-        """What a node last reported to do with snapshots."""
-        view = self._views.get(name)
-        return {it["snapshot"]["doing"] or "" for it in view["partitions"] if it["here"]} if view is not None else set()
-
-    def store_errors(self) -> dict[str, str]:
-        """Node -> the error of the snapshot store that it last reported."""
-        return {name: error for name, view in self._views.items() if (error := view["snapshots"]["error"]) is not None}
-
-    def behind(self) -> list[str]:
-        """Replicas that have applied less than another replica of their partition, by the last reports."""
-        applied = {name: self.applied(name) for name in self.names}
-        sentences = []
-        for number, members in self.members().items():
-            indexes = {name: applied[name].get(number) for name in members if name in applied}
-            most = max((index for index in indexes.values() if index is not None), default=0)
-            sentences += [
-                f"partition {number} on {name} is at entry {index}, and another replica at {most}"
-                for name, index in indexes.items()
-                if index != most
-            ]
-        return sentences
-
     def running(self, name: str) -> bool:
         """Whether a process exists and is not stopped."""
         return self.pid(name) is not None and name not in self._stopped
@@ -373,18 +294,9 @@ class NodeCluster:
     def is_out(self, name: str) -> bool:
         return any(outage.node == name and outage.until is None for outage in self.outages)
 
-    def members(self) -> dict[int, list[str]]:
-        """Partition -> the nodes with a replica, by the newest epoch that any node reported."""
-        newest: dict[int, tuple[int, list[str]]] = {}
-        for view in list(self._views.values()):
-            for each in view["partitions"]:
-                claim = (each["epoch"], each["members"])
-                newest[each["partition"]] = max(newest.get(each["partition"], claim), claim)
-        return {number: members for number, (_, members) in newest.items()}
-
     def without_majority(self) -> frozenset[str]:
         """Nodes that currently cannot reach a majority of some group."""
-        groups = {tuple(self.names), *map(tuple, self.members().values())}
+        groups = {tuple(self.names), *map(tuple, self.views.members().values())}
         lonely = set()
         for name in self.names:
             heard = {other for other in self.names if self.running(other) and self._hears(name, other)}
@@ -497,7 +409,7 @@ class NodeCluster:
         for name in self._handlers:
             await self._register(name)
         self._background(self._watch())
-        while len(self.leaders()) < self.partitions:
+        while len(self.views.leaders()) < self.partitions:
             await asyncio.sleep(0.02)
         self.lives = {name: (time.monotonic(), None) for name in self.names}
 
@@ -622,7 +534,7 @@ class NodeCluster:
 
     async def _watch_child(self, name: str, child: asyncio.subprocess.Process) -> None:
         status = await child.wait()
-        self._views.pop(name, None)
+        self.views.by_node.pop(name, None)
         if child.pid in self._doomed or self._ending:
             return
         if name == self.small_disk and "No space left" in self._last_words(name) and self._is_full(name):
@@ -667,40 +579,16 @@ class NodeCluster:
 
     async def _look_at(self, name: str) -> None:
         if not self.running(name):
-            self._views.pop(name, None)
+            self.views.by_node.pop(name, None)
             return
         try:
             async with self._http.get(
                 self.admin(name) + "/cluster", timeout=aiohttp.ClientTimeout(total=LOOK_S)
             ) as response:
                 response.raise_for_status()  # A starting node answers with what it waits for.
-                self._views[name] = await response.json()
+                self.views.by_node[name] = await response.json()
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
-            self._views.pop(name, None)
-
-
-class _Net:
-    """Allocates listening addresses for processes: port name -> address."""
-
-    def __init__(self) -> None:
-        self._second, self._third = secrets.randbelow(200) + 20, secrets.randbelow(250) + 1
-        self._given = 0
-
-    def place(self) -> dict[str, tuple[str, int]]:
-        self._given += 1
-        if platform.system() == "Linux":
-            # A private network within loopback: no other process takes a port while its owner is down.
-            return {door: (f"127.{self._second}.{self._third}.{self._given}", port) for door, port in PORTS.items()}
-        # On other systems loopback is one address. Ports that were just free are likely to stay free.
-        with contextlib.ExitStack() as stack:
-            return {door: _free_address(stack) for door in PORTS}
-
-
-def _free_address(stack: contextlib.ExitStack) -> tuple[str, int]:
-    bound = stack.enter_context(socket.socket())
-    bound.bind(("127.0.0.1", 0))
-    host, port = bound.getsockname()
-    return host, port
+            self.views.by_node.pop(name, None)
 
 
 def _die_with_parent() -> None:

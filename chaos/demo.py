@@ -189,7 +189,7 @@ class Demo:
             if leader is None or cluster.is_out(leader):
                 await self._pause(0.1)
                 continue
-            led = cluster.led_by(leader)
+            led = cluster.views.led_by(leader)
             since = time.monotonic()
             self.killed_at[leader] = since
             self.deaths[leader] += 1
@@ -256,7 +256,7 @@ class Demo:
     async def _tell(self, cluster: NodeCluster) -> None:
         while not self.stop.is_set():
             await self._pause(LINE_EVERY_S)
-            leaders = ", ".join(f"{name} leads {len(cluster.led_by(name))}" for name in cluster.names)
+            leaders = ", ".join(f"{name} leads {len(cluster.views.led_by(name))}" for name in cluster.names)
             self.say(
                 f"{time.monotonic() - self._began:5.1f} s  {len(self.seen.flows)} orders, {self._rates[-1]}/s, slowest "
                 f"{self._slowest_ever * 1000:.0f} ms, lost/duplicated {self._lost_live}/{self.ledger.duplicated}; {leaders}"
@@ -297,8 +297,8 @@ class Demo:
         if not narrow:
             table.add_column("pid", justify="right", width=8)
         table.add_column("killed", justify="right", width=6)
-        leaders = cluster.leaders()
-        meta = cluster.meta_leader()
+        leaders = cluster.views.leaders()
+        meta = cluster.views.meta_leader()
         for name in cluster.names:
             pid = cluster.pid(name)
             if pid is None:

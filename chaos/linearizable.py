@@ -1,8 +1,8 @@
 """Judges a history: is there one order of its operations that explains every answer and respects real time?
 
 Linearizability is local (Herlihy and Wing), so each key is judged alone. Registers are judged by search: the
-algorithm of Wing and Gong with Lowe's memory of the configurations already seen. Append-only sets need no search,
-because a read shows the order itself: `judge_set` is exact and costs about as much as reading the history.
+algorithm of Wing and Gong with Lowe's memory of the configurations already seen. Append-only sets need no search:
+`linearizable_sets` judges them exactly.
 
 The answer is never a silent pass. A search that would exceed its bound of work says `GaveUp`, which is not a pass;
 neither is a history in which nothing was judged. A violation names the shortest prefix of the history that fails.
@@ -25,66 +25,26 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from holdfast.chaos.history import BadHistory, Kind, Operation, Outcome, Value, to_json
+from holdfast.chaos.judgement import (
+    SHOWN_MAX,
+    GaveUp,
+    Linearizable,
+    Report,
+    Verdict,
+    prefix_until,
+    relevant_of,
+    violation_of,
+)
+from holdfast.chaos.linearizable_sets import adds_of, elements_of, judge_set, reads_are_ordered
 
 REFUSED = -1
 REGISTER_KINDS = frozenset({Kind.READ, Kind.WRITE, Kind.CAS})
 SET_KINDS = frozenset({Kind.ADD, Kind.READ_ALL})
-SHOWN_MAX = 10
 REMEMBERING = 5  # What a remembered configuration costs beside a step: the bound of work is one of memory, too.
-
-
-@dataclass(frozen=True, slots=True)
-class Linearizable:
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    key: str
-    explanation: str
-    culprit: Operation
-    prefix: tuple[Operation, ...]  # The shortest that fails; what had not returned by its end stands as `info`.
-
-
-@dataclass(frozen=True, slots=True)
-class GaveUp:
-    key: str
-    work: int
-
-
-Verdict = Linearizable | Violation | GaveUp
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    judged: int  # Operations that count: neither `fail` nor reads of unknown outcome.
-    verdicts: dict[str, Verdict]
-
-    @property
-    def violations(self) -> list[Violation]:
-        return [verdict for verdict in self.verdicts.values() if isinstance(verdict, Violation)]
-
-    @property
-    def gave_up(self) -> list[GaveUp]:
-        return [verdict for verdict in self.verdicts.values() if isinstance(verdict, GaveUp)]
-
-    @property
-    def ok(self) -> bool:
-        return self.judged > 0 and all(isinstance(verdict, Linearizable) for verdict in self.verdicts.values())
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.judged} operations on {len(self.verdicts)} keys: "
-            f"{len(self.violations)} violations, {len(self.gave_up)} keys undecided"
-        ]
-        lines += [violation.explanation for violation in self.violations]
-        lines += [f"key {it.key!r}: undecided after {it.work} steps of search" for it in self.gave_up]
-        return "\n".join(lines)
 
 
 def judge(operations: Iterable[Operation], *, work_max: int = 5_000_000) -> Report:
@@ -102,7 +62,7 @@ def judge(operations: Iterable[Operation], *, work_max: int = 5_000_000) -> Repo
             verdicts[key] = judge_set(group)
         else:
             raise BadHistory(f"key {key!r} is used both as a register and as a set")
-        judged += len(_relevant(group))
+        judged += len(relevant_of(group))
     return Report(judged, verdicts)
 
 
@@ -192,8 +152,8 @@ class AppendOnlySet:
     initial = 0
 
     def __init__(self, operations: Sequence[Operation]) -> None:
-        self._ordered = _reads_are_ordered(operations)
-        self._adds = _adds(operations)
+        self._ordered = reads_are_ordered(operations)
+        self._adds = adds_of(operations)
         self._bits = {element: 1 << offset for offset, element in enumerate(self._adds)}
         # In order: a state is a node of a tree whose edges are elements. Out of order: a bit mask of elements.
         self._nodes: dict[tuple[int, Value], int] = {}
@@ -207,7 +167,7 @@ class AppendOnlySet:
             return lambda state: state | bit
         if operation.kind is Kind.READ_ALL and operation.outcome is Outcome.OK:
             wanted = self.initial
-            for element in _elements(operation):
+            for element in elements_of(operation):
                 if self._ordered:
                     wanted = self._child(wanted, element)
                 elif element in self._bits:
@@ -273,12 +233,12 @@ def search(operations: Sequence[Operation], model: Model, *, work_max: int) -> V
     if isinstance(shortest, _Stuck):
         answer = shortest
     possible = sorted(map(model.describe, answer.states))
-    return _violation(key, operations, answer.culprit, "the state could only be " + " or ".join(possible), end)
+    return violation_of(key, operations, answer.culprit, "the state could only be " + " or ".join(possible), end)
 
 
 def _explore(operations: Sequence[Operation], model: Model, work_max: int) -> _Stuck | int | None:
     """None: an order exists. A number: undecided after that many steps."""
-    relevant = _relevant(operations)
+    relevant = relevant_of(operations)
     known = [operation for operation in relevant if operation.outcome is Outcome.OK]
     everything = known + [operation for operation in relevant if operation.outcome is Outcome.INFO]
     steps = [model.step(operation) for operation in everything]
@@ -399,184 +359,6 @@ def _needed(steps: Sequence[Step], last: int, number: int, before: int, after: i
 # --- append-only sets, without search ---------------------------------------------------------------------------------
 
 
-def judge_set(operations: Sequence[Operation]) -> Verdict:
-    """Judge an append-only set exactly: every element added once, reads that return all of it."""
-    key = operations[0].key if operations else ""
-    if _fault_in_set(operations) is None:
-        return Linearizable(key)
-    # A prefix of a linearizable history is linearizable, so the shortest prefix that fails can be found by halving.
-    ends = sorted({operation.deadline for operation in operations if operation.outcome is Outcome.OK})
-    shortest = bisect_left(ends, True, key=lambda end: _fault_in_set(prefix_until(operations, end)) is not None)
-    fault = _fault_in_set(prefix_until(operations, ends[shortest]))
-    assert fault is not None, "the whole history is its own longest prefix"
-    return _violation(key, operations, *fault, ends[shortest])
-
-
-def _fault_in_set(operations: Sequence[Operation]) -> tuple[Operation, str] | None:
-    """An operation that contradicts the others, and why. None if and only if the history is linearizable."""
-    ordered = _reads_are_ordered(operations)
-    adds = _adds(operations)
-    relevant = _relevant(operations)
-    reads = [operation for operation in relevant if operation.kind is Kind.READ_ALL]
-    contents = {id(read): frozenset(_elements(read)) for read in reads}
-    return (
-        _impossible_element(operations, reads, contents, adds)
-        or _lost_element(relevant, reads, contents)
-        or _disagreement(reads, contents, ordered)
-        or _backward_read(reads, contents)
-        or _impossible_time(relevant, reads, contents, adds, ordered)
-    )
-
-
-Contents = dict[int, frozenset[Value]]
-Fault = tuple[Operation, str] | None
-
-
-def _impossible_element(
-    operations: Sequence[Operation], reads: Sequence[Operation], contents: Contents, adds: dict[Value, Operation]
-) -> Fault:
-    failed = {it.argument for it in operations if it.kind is Kind.ADD and it.outcome is Outcome.FAIL}
-    for read in reads:
-        if len(contents[id(read)]) < len(_elements(read)):
-            doubled = sorted({repr(it) for it in _elements(read) if _elements(read).count(it) > 1})
-            return read, f"it shows {', '.join(doubled)} more than once"
-        for element in contents[id(read)]:
-            if element not in adds:
-                return read, f"it shows {element!r}, " + (
-                    "whose add had definitely failed" if element in failed else "which nobody had asked to add"
-                )
-            if adds[element].invoked > read.deadline:
-                return read, f"it shows {element!r}, which was added later: {adds[element]}"
-    return None
-
-
-def _lost_element(relevant: Sequence[Operation], reads: Sequence[Operation], contents: Contents) -> Fault:
-    acknowledged = sorted(
-        (it for it in relevant if it.kind is Kind.ADD and it.outcome is Outcome.OK), key=lambda it: it.deadline
-    )
-    due: set[Value] = set()
-    taken = 0
-    for read in sorted(reads, key=lambda it: it.invoked):
-        while taken < len(acknowledged) and acknowledged[taken].deadline < read.invoked:
-            due.add(acknowledged[taken].argument)
-            taken += 1
-        if not due <= contents[id(read)]:
-            missing = due - contents[id(read)]
-            first = next(it for it in acknowledged if it.argument in missing)
-            return read, f"{len(missing)} acknowledged elements are missing, the first by {first}"
-    return None
-
-
-def _disagreement(reads: Sequence[Operation], contents: Contents, ordered: bool) -> Fault:
-    by_size = sorted(reads, key=lambda it: len(contents[id(it)]))
-    for smaller, larger in pairwise(by_size):
-        shorter = _elements(smaller)
-        agree = (
-            _elements(larger)[: len(shorter)] == shorter if ordered else contents[id(smaller)] <= contents[id(larger)]
-        )
-        if not agree:
-            culprit, other = (smaller, larger) if smaller.deadline > larger.deadline else (larger, smaller)
-            return culprit, f"neither is the beginning of the other: {other}"
-    return None
-
-
-def _backward_read(reads: Sequence[Operation], contents: Contents) -> Fault:
-    by_return = sorted(reads, key=lambda it: it.deadline)
-    finished = 0
-    largest: Operation | None = None
-    for read in sorted(reads, key=lambda it: it.invoked):
-        while by_return[finished].deadline < read.invoked:
-            if largest is None or len(contents[id(by_return[finished])]) > len(contents[id(largest)]):
-                largest = by_return[finished]
-            finished += 1
-        if largest is not None and len(contents[id(largest)]) > len(contents[id(read)]):
-            return read, f"an earlier read had shown more: {largest}"
-    return None
-
-
-def _impossible_time(
-    relevant: Sequence[Operation],
-    reads: Sequence[Operation],
-    contents: Contents,
-    adds: dict[Value, Operation],
-    ordered: bool,
-) -> Fault:
-    """Give every operation the earliest moment the order in the reads allows; one must be too late if none fits.
-
-    The reads fix the order of phases: the elements of the smallest read, the reads that show just them, the next
-    elements, and so on; acknowledged elements that no read shows come last. Within a phase the order is free.
-    """
-    phases: list[list[Operation]] = []
-    shown: frozenset[Value] = frozenset()
-    for read in sorted(reads, key=lambda it: len(contents[id(it)])):
-        if fresh := contents[id(read)] - shown:
-            if ordered:
-                phases += [[adds[element]] for element in _elements(read)[len(shown) :]]
-            else:
-                phases.append([adds[element] for element in fresh])
-            phases.append([])
-            shown = contents[id(read)]
-        elif not phases:
-            phases.append([])
-        phases[-1].append(read)
-    phases.append(
-        [it for it in relevant if it.kind is Kind.ADD and it.outcome is Outcome.OK and it.argument not in shown]
-    )
-    earliest = -math.inf
-    bound: Operation | None = None
-    for phase in phases:
-        for operation in phase:
-            if operation.deadline < earliest:
-                return operation, f"the reads put it after an operation invoked when it had already returned: {bound}"
-        for operation in phase:
-            if operation.invoked > earliest:
-                earliest, bound = operation.invoked, operation
-    return None
-
-
-# --- shared -----------------------------------------------------------------------------------------------------------
-
-
-def prefix_until(operations: Sequence[Operation], end: float) -> list[Operation]:
-    """What an observer knew at `end`: later operations are unheard of, open ones have an unknown outcome."""
-    return [
-        replace(it, outcome=Outcome.INFO, result=None, returned=None)
-        if it.outcome is Outcome.OK and it.deadline > end
-        else it
-        for it in operations
-        if it.invoked <= end
-    ]
-
-
-def _relevant(operations: Sequence[Operation]) -> list[Operation]:
-    """In order of invocation, without operations that did not happen and reads whose answer was lost."""
-    return sorted(
-        (
-            it
-            for it in operations
-            if it.outcome is Outcome.OK or (it.outcome is Outcome.INFO and it.kind not in (Kind.READ, Kind.READ_ALL))
-        ),
-        key=lambda it: it.invoked,
-    )
-
-
-def _violation(key: str, operations: Sequence[Operation], culprit: Operation, reason: str, end: float) -> Violation:
-    prefix = tuple(sorted(prefix_until(operations, end), key=lambda it: it.invoked))
-    beside = [
-        it for it in prefix if it != culprit and it.invoked <= culprit.deadline and it.deadline >= culprit.invoked
-    ]
-    ahead = sorted((it for it in prefix if it.deadline < culprit.invoked), key=lambda it: it.deadline)
-    lines = [f"key {key!r}: no order of the first {len(prefix)} operations explains", f"    {culprit}", f"  {reason}"]
-    for title, shown, total in (
-        ("  open at the same time:", beside[-SHOWN_MAX:], len(beside)),
-        ("  last to return before it:", ahead[-SHOWN_MAX:], len(ahead)),
-    ):
-        if shown:
-            lines.append(title + (f" (the last {len(shown)} of {total})" if total > len(shown) else ""))
-            lines += [f"    {it}" for it in shown]
-    return Violation(key, "\n".join(lines), culprit, prefix)
-
-
 def _pair(operation: Operation) -> tuple[Value, Value]:
     match operation.argument:
         case (old, new):
@@ -587,30 +369,3 @@ def _pair(operation: Operation) -> tuple[Value, Value]:
 def _text(value: Value) -> str:
     """Tells 1 from True and from 1.0, which Python holds equal."""
     return json.dumps(to_json(value))
-
-
-def _elements(read: Operation) -> tuple[Value, ...]:
-    match read.result:
-        case tuple() | frozenset() as elements:
-            return tuple(elements)
-    raise BadHistory(f"the result of read-all must be a tuple or a frozenset: {read}")
-
-
-def _reads_are_ordered(operations: Sequence[Operation]) -> bool:
-    types = {type(it.result) for it in operations if it.kind is Kind.READ_ALL and it.outcome is Outcome.OK}
-    if len(types) > 1:
-        raise BadHistory(f"key {operations[0].key!r}: some reads are in log order and some are not")
-    return frozenset not in types
-
-
-def _adds(operations: Sequence[Operation]) -> dict[Value, Operation]:
-    """Element -> its add. Two adds of one element cannot be told apart, so they are refused."""
-    adds: dict[Value, Operation] = {}
-    for operation in operations:
-        if operation.kind is Kind.ADD and operation.outcome is not Outcome.FAIL:
-            if isinstance(operation.argument, bool) or not isinstance(operation.argument, (str, int)):
-                raise BadHistory(f"an element must be a string or an integer: {operation}")
-            if operation.argument in adds:
-                raise BadHistory(f"added twice: {operation} and {adds[operation.argument]}")
-            adds[operation.argument] = operation
-    return adds

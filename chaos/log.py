@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.chaos.history import History, Outcome, Recorder, load
-from holdfast.chaos.linearizable import Report, judge
+from holdfast.chaos.judgement import Report
+from holdfast.chaos.linearizable import judge
 from holdfast.chaos.log_clients import Client, read_everything
 from holdfast.chaos.log_cluster import Connection, LogCluster, Lost, Net, Unreachable
 from holdfast.chaos.nemesis import Event, Fault, FaultLog, Schedule, every_kind

@@ -165,7 +165,7 @@ async def undrain(cluster: NodeCluster, name: str) -> None:
 async def leads_nothing(cluster: NodeCluster, name: str) -> None:
     """Wait until other nodes lead all partitions. A timeout is recorded."""
     deadline = time.monotonic() + MOVED_S
-    while (led := cluster.led_by(name)) and time.monotonic() < deadline:
+    while (led := cluster.views.led_by(name)) and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
     if led:
         cluster.broken(DRAINED, f"{name} was drained, and leads partitions {led} {MOVED_S:g} s later")

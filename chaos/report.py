@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.chaos.cluster import Outage
+from holdfast.chaos.outage import Outage
 from holdfast.chaos.verdict import Window
 from holdfast.chaos.workloads import Ask
 

@@ -53,7 +53,7 @@ class WipeState(Fault):
     async def begin(self, cluster: Cluster) -> None:
         nodes = cast(NodeCluster, cluster)
         self._victims = list(nodes.names) if self._everywhere else aim(cluster, Target.ONE, self._chance)
-        begins = nodes.log_begins(self._victims[0])
+        begins = nodes.views.log_begins(self._victims[0])
         # A complete log alone restores the state, so prefer a partition that needs its snapshot.
         needed = [number for number, index in begins.items() if index > 0]
         self._partition = self._chance.choice(sorted(needed or begins or range(nodes.partitions)))
@@ -120,7 +120,7 @@ class AimedKill(Fault):
     async def provoke(self, nodes: NodeCluster) -> None:
         """Make the victim do it repeatedly: the partition's leader cuts and publishes a snapshot."""
         while True:
-            for number in nodes.led_by(self._victim):
+            for number in nodes.views.led_by(self._victim):
                 await nodes.create_snapshot(number)
             await asyncio.sleep(0.5)
 
@@ -149,7 +149,7 @@ class KillMidUpload(AimedKill):
 
     async def _is_held(self, nodes: NodeCluster) -> bool:
         deadline = time.monotonic() + AIM_S
-        while not (publishing := "publishing" in nodes.doing(self._victim)) and time.monotonic() < deadline:
+        while not (publishing := "publishing" in nodes.views.doing(self._victim)) and time.monotonic() < deadline:
             await asyncio.sleep(LOOK_S)
         return publishing
 
@@ -170,12 +170,12 @@ class KillInInstall(AimedKill):
         return aim(nodes, Target.FOLLOWER, self._chance)[0]
 
     async def prepare(self, nodes: NodeCluster) -> None:
-        had = nodes.applied(self._victim)
+        had = nodes.views.applied(self._victim)
         await nodes.kill(self._victim, signal.SIGKILL)
         deadline = time.monotonic() + AIM_S
         while time.monotonic() < deadline:
-            leaders = nodes.leaders()
-            if any(nodes.log_begins(leaders.get(it, "")).get(it, 0) > index for it, index in had.items()):
+            leaders = nodes.views.leaders()
+            if any(nodes.views.log_begins(leaders.get(it, "")).get(it, 0) > index for it, index in had.items()):
                 return
             for number in had:
                 await nodes.create_snapshot(number)

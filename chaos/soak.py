@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.chaos import oracle, replicas, report, verdict
-from holdfast.chaos.cluster import SNAPSHOT_SETTINGS, NodeCluster, Outage
+from holdfast.chaos.cluster import SNAPSHOT_SETTINGS, NodeCluster
 from holdfast.chaos.faults import Family, Turn, a_round, shuffled
 from holdfast.chaos.history import Kind, Recorder, load
 from holdfast.chaos.linearizable import judge
+from holdfast.chaos.outage import Outage
 from holdfast.chaos.verdict import Found, Weather, Window, percentile
 from holdfast.chaos.workloads import Ask, Asker, Seen, Workers
 
@@ -281,7 +282,7 @@ class Soak:
 
     async def _strike(self, cluster: NodeCluster, asker: Asker, turn: Turn, chance: random.Random) -> None:
         fault = turn.fault
-        led = {name: cluster.led_by(name) for name in cluster.names}
+        led = {name: cluster.views.led_by(name) for name in cluster.names}
         calm = await self._is_calm(cluster)
         since = time.monotonic()
         self._now_broken = fault.name
@@ -326,7 +327,7 @@ class Soak:
         others = [name for name in cluster.names if name not in victims and name not in lonely]
         if len(others) < len(cluster.names) // 2 + 1 or "+" in fault:
             return  # Without a majority nothing can continue, and with two faults the cause is ambiguous.
-        members = cluster.members()
+        members = cluster.views.members()
         for victim in victims:
             for partition in led[victim]:
                 replicas = members.get(partition, cluster.names)
@@ -379,14 +380,14 @@ class Soak:
     async def _catch_up(self, cluster: NodeCluster) -> list[str]:
         """Check that every replica catches up once there are no more requests."""
         deadline = time.monotonic() + CAUGHT_UP_S
-        while (behind := cluster.behind()) and time.monotonic() < deadline:
+        while (behind := cluster.views.behind(cluster.names)) and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
         return [f"{sentence}, {CAUGHT_UP_S:g} s after the last answer" for sentence in behind]
 
     def _look_at_store(self, cluster: NodeCluster) -> None:
         since_s = time.monotonic() - max(cluster.store_failed_at, self._began)
         if since_s > STORE_HEALED_S:
-            for name, error in cluster.store_errors().items():
+            for name, error in cluster.views.store_errors().items():
                 cluster.broken("the store is used again", f"{name}, {since_s:.0f} s after its last fault: {error}")
 
     def _look_at_disks(self, cluster: NodeCluster, result: Result) -> None:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
-from holdfast.chaos.cluster import Outage
 from holdfast.chaos.oracle import Effect
+from holdfast.chaos.outage import Outage
 from holdfast.chaos.workloads import Ask, Failed
 
 #: How long after its end a fault still excuses its consequences: elections, reconnects with backoff, restarts.

@@ -52,7 +52,7 @@ def make_authority(
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{_checked(name)} CA")])
     key = ec.generate_private_key(ec.SECP256R1())
     made = (
-        _builder(subject, subject, key.public_key(), begins, begins + EARLY + timedelta(days=days))
+        _builder(subject, subject, key.public_key(), begins=begins, ends=begins + EARLY + timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs=True), critical=True)
         .sign(key, hashes.SHA256())
@@ -113,7 +113,7 @@ def _issue(
     usages = [ExtendedKeyUsageOID.SERVER_AUTH] * both + [ExtendedKeyUsageOID.CLIENT_AUTH]
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
     made = (
-        _builder(subject, authority.subject, key.public_key(), begins, ends)
+        _builder(subject, authority.subject, key.public_key(), begins=begins, ends=ends)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
@@ -130,7 +130,7 @@ def _issue(
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, begins: datetime, ends: datetime
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, *, begins: datetime, ends: datetime
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()

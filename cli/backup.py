@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from holdfast.cli import client
+from holdfast.cli import client, complete
 from holdfast.cli.client import Failed
 from holdfast.cli.output import admin_option, console, counted, fields, json_option, print_json, table
+from holdfast.cli.waits import Look, wait_options, wait_until
 
 if TYPE_CHECKING:
     from holdfast.snapshots.backups import Manifest
@@ -40,14 +41,15 @@ _from_option = click.option(
     metavar="PLACE",
     help="s3://bucket/prefix?endpoint_url=...&region=..., or a directory that all nodes share, as the nodes see it.",
 )
+@click.option("--no-wait", is_flag=True, help="Print the id and end: `holdfast backup status ID` shows the progress.")
 @admin_option
 @json_option
 @click.pass_context
-def backup(context: click.Context, to: str | None, admin_url: str, as_json: bool) -> None:
+def backup(context: click.Context, to: str | None, no_wait: bool, admin_url: str, as_json: bool) -> None:
     """Back up the whole running cluster to PLACE, at one point in time for all partitions.
 
     The leader of each partition sends it to PLACE, with its node's credentials. Only a finished backup counts as a
-    backup. Ctrl-C cancels it and removes what it wrote.
+    backup. The command waits for it. Ctrl-C cancels it and removes what it wrote, except with --no-wait.
 
     \b
     holdfast backup --to s3://backups/orders?region=eu-central-1
@@ -55,13 +57,22 @@ def backup(context: click.Context, to: str | None, admin_url: str, as_json: bool
     holdfast restore --from s3://backups/orders?region=eu-central-1 --config node.toml
     """
     if context.invoked_subcommand is not None:
-        if to is not None:
-            raise click.UsageError("--to makes a backup; list, verify and delete take --from")
+        if to is not None or no_wait:
+            raise click.UsageError("--to and --no-wait are for making a backup; list, verify and delete take --from")
         return
     if to is None:
         raise click.UsageError("name the place with --to: a directory, or s3://bucket/prefix (holdfast backup --help)")
     _refuse_credentials(to)
-    job = _make(to if "://" in to else os.path.abspath(to), admin_url, quiet=as_json)
+    place = to if "://" in to else os.path.abspath(to)
+    if no_wait:
+        begun = client.admin(admin_url, "POST", "/cluster/backups", value={"to": place})
+        print_json(begun) if as_json else click.echo(begun["id"])
+        return
+    _print_finished(_make(place, admin_url, quiet=as_json), as_json)
+
+
+def _print_finished(job: dict[str, Any], as_json: bool) -> None:
+    """Raises Failed if it did not succeed."""
     if as_json:
         print_json(job)
     if job["status"] != "succeeded":
@@ -129,6 +140,35 @@ def _show(job: dict[str, Any], bars: Progress, tasks: dict[int, TaskID]) -> None
             total=row["of_bytes"] or None,
             doing=f"{row['doing']} at {row['node'] or 'nobody'}{': ' + row['note'] if row['note'] else ''}",
         )
+
+
+@backup.command()
+@click.argument("id_", metavar="ID", shell_complete=complete.backups)
+@wait_options("it has succeeded or failed")
+@admin_option
+@json_option
+def status(id_: str, wait: bool, timeout: float | None, admin_url: str, as_json: bool) -> None:
+    """Show the progress of a backup that was begun with --no-wait. Exit code 1 if it failed."""
+    where = client.path("cluster", "backups", id_)
+    job: dict[str, Any] = client.admin(admin_url, "GET", where)
+
+    def look() -> Look:
+        job.update(client.admin(admin_url, "GET", where))
+        return Look(job["status"] != "running", _progress(job))
+
+    if wait and job["status"] == "running":
+        wait_until(look, work=f"making {id_}", timeout_s=timeout)
+    if job["status"] != "running":
+        _print_finished(job, as_json)
+    elif as_json:
+        print_json(job)
+    else:
+        click.echo(f"{id_} is running: {_progress(job)}")
+
+
+def _progress(job: dict[str, Any]) -> str:
+    done, total = (sum(row[name] or 0 for row in job["partitions"]) for name in ("bytes", "of_bytes"))
+    return f"{_size(done)} of {_size(total)}" if total else f"{_size(done)} so far"
 
 
 @backup.command("list")

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from holdfast.cli import client
+from holdfast.cli import client, complete
 from holdfast.cli.client import Failed, Response
 from holdfast.cli.output import Function, admin_option, counted, fields, ingress_option, json_option, print_json
 
@@ -22,7 +22,7 @@ BODY is the input, usually JSON; @file reads a file, - reads standard input."""
 def request_options(command: Function) -> Function:
     for option in reversed(
         (
-            click.argument("target"),
+            click.argument("target", shell_complete=complete.handlers),
             click.argument("body", default=""),
             click.option("--key", help="The key, if it contains slashes; TARGET is then service/handler."),
             click.option(
@@ -46,10 +46,10 @@ def _request(
     ingress_url: str,
     target: str,
     body: str,
+    *,
     key: str | None,
     idempotency_key: str | None,
     headers: tuple[str, ...],
-    *,
     send: bool = False,
     delay: str | None = None,
 ) -> Response:
@@ -98,7 +98,7 @@ def call(
     ingress_url: str,
     as_json: bool,
 ) -> None:
-    answer = _request(ingress_url, target, body, key, idempotency_key, headers)
+    answer = _request(ingress_url, target, body, key=key, idempotency_key=idempotency_key, headers=headers)
     if as_json:
         kind = "outcome" if answer.status < 400 else "error"
         print_json({"id": answer.headers.get("x-holdfast-id"), kind: shown_body(answer.body)})
@@ -146,7 +146,9 @@ def send(
     as_json: bool,
 ) -> None:
     answer = client.checked(
-        _request(ingress_url, target, body, key, idempotency_key, headers, send=True, delay=delay)
+        _request(
+            ingress_url, target, body, key=key, idempotency_key=idempotency_key, headers=headers, send=True, delay=delay
+        )
     ).json()
     if as_json:
         print_json(answer)
@@ -162,7 +164,7 @@ def state() -> None:
 
 
 @state.command("get")
-@click.argument("service")
+@click.argument("service", shell_complete=complete.services)
 @click.argument("key")
 @click.argument("name", required=False)
 @admin_option
@@ -187,7 +189,7 @@ def get_state(service: str, key: str, name: str | None, admin_url: str, as_json:
 
 
 @state.command("set")
-@click.argument("service")
+@click.argument("service", shell_complete=complete.services)
 @click.argument("key")
 @click.argument("values", nargs=-1, metavar="[NAME=JSON]...")
 @click.option("--remove", "-r", multiple=True, metavar="NAME", help="Remove this name; may be repeated.")

@@ -10,7 +10,7 @@ import json
 import os
 import ssl
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -82,6 +82,16 @@ def offer_token(token: str, urls: tuple[str, ...]) -> None:
     global _token, _token_urls
     if _token is None:
         _token, _token_urls = token, urls
+
+
+def extend_token(urls: Iterable[str]) -> None:
+    """Send the token to these addresses, too: other nodes of a cluster that has it already, as that cluster names them. Over
+    HTTPS only, if it was over HTTPS."""
+    global _token_urls
+    if _token_urls:
+        secure = all(urlsplit(each).scheme == "https" for each in _token_urls)
+        new = (each for each in urls if not secure or urlsplit(each).scheme == "https")
+        _token_urls = tuple(dict.fromkeys((*_token_urls, *new)))
 
 
 def read_token(file: Path, named: str) -> str:

@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from holdfast.cli import client
+from holdfast.cli import client, complete
 from holdfast.cli.client import Failed
-from holdfast.cli.output import admin_option, age, fields, json_option, print_json, table
+from holdfast.cli.output import admin_option, age, counted, fields, json_option, print_json, table
+from holdfast.cli.waits import Look, wait_options, wait_until
 from holdfast.cluster.origins import NO_CREDENTIALS
 
 
@@ -127,7 +128,7 @@ def list_deployments(admin_url: str, as_json: bool) -> None:
             (
                 each["id"],
                 each["uri"],
-                _health(each),
+                health_of(each),
                 ", ".join(f"{service['name']}{'' if service['current'] else '*'}" for service in each["services"]),
                 each["in_flight"],
                 age(each["created_at"]),
@@ -140,7 +141,7 @@ def list_deployments(admin_url: str, as_json: bool) -> None:
         click.echo("* a newer deployment offers it")
 
 
-def _health(deployment: dict[str, Any]) -> str | None:
+def health_of(deployment: dict[str, Any]) -> str | None:
     """`ok`, or why the deployment is down or does not respond and for how long, or why attempts are held back; `idle` if no
     node has had anything for it yet."""
     health = deployment.get("health")  # Older nodes do not report it.
@@ -160,7 +161,7 @@ def _health(deployment: dict[str, Any]) -> str | None:
 
 
 @deployments.command()
-@click.argument("id_", metavar="ID")
+@click.argument("id_", metavar="ID", shell_complete=complete.deployments)
 @admin_option
 @json_option
 def describe(id_: str, admin_url: str, as_json: bool) -> None:
@@ -173,7 +174,7 @@ def describe(id_: str, admin_url: str, as_json: bool) -> None:
         (
             ("id", shown["id"]),
             ("uri", shown["uri"]),
-            ("health", _health(shown)),
+            ("health", health_of(shown)),
             ("in flight", shown["in_flight"]),
             ("reached by", ", ".join(shown["modes"])),
             ("sdk", shown["sdk"]),
@@ -185,22 +186,48 @@ def describe(id_: str, admin_url: str, as_json: bool) -> None:
 
 
 @deployments.command()
-@click.argument("id_", metavar="ID")
+@click.argument("id_", metavar="ID", shell_complete=complete.deployments)
 @click.option(
     "--force",
     is_flag=True,
     help="Remove it even if invocations run on it. They pause until they are resumed on another deployment.",
 )
+@wait_options("no invocations run on it, and then remove it", leaves="it registered")
 @admin_option
 @json_option
-def remove(id_: str, force: bool, admin_url: str, as_json: bool) -> None:
-    """Remove a drained deployment: no invocations run on it, and newer deployments offer its services."""
+def remove(id_: str, force: bool, wait: bool, timeout: float | None, admin_url: str, as_json: bool) -> None:
+    """Remove a drained deployment: no invocations run on it, and newer deployments offer its services.
+
+    \b
+    holdfast deployments remove dp_0c86ac4a7ac7dd14 --wait --timeout 1h
+    """
+    if wait and force:
+        raise click.UsageError("--force does not wait for invocations: leave out --wait")
+    if wait:
+        _check_superseded(id_, admin_url)
+        work = f"waiting for {id_} to drain"
+        wait_until(lambda: _drained(id_, admin_url), work=work, timeout_s=timeout, goes_on=f"{id_} is not removed")
     parameters = {"force": "true"} if force else None
     try:
         shown = client.admin(admin_url, "DELETE", client.path("deployments", id_), parameters=parameters)
     except Failed as error:
         raise _with_flag(error) from None
     print_json(shown) if as_json else click.echo(f"Removed {id_}")
+
+
+def _check_superseded(id_: str, admin_url: str) -> None:
+    """What receives new invocations never drains."""
+    shown = client.admin(admin_url, "GET", client.path("deployments", id_))
+    if current := [each["name"] for each in shown["services"] if each["current"]]:
+        raise Failed(
+            f"new invocations of {', '.join(current)} go to {id_}, so it does not drain",
+            "register a newer deployment that offers the same services first",
+        )
+
+
+def _drained(id_: str, admin_url: str) -> Look:
+    running = client.admin(admin_url, "GET", client.path("deployments", id_))["in_flight"]
+    return Look(not running, f"{counted(running, 'invocation')} on it")
 
 
 @click.group()
@@ -235,7 +262,7 @@ def list_services(admin_url: str, as_json: bool) -> None:
 
 
 @services.command("describe")
-@click.argument("name")
+@click.argument("name", shell_complete=complete.services)
 @admin_option
 @json_option
 def describe_service(name: str, admin_url: str, as_json: bool) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import click
 
-from holdfast.cli import client
+from holdfast.cli import client, complete
 from holdfast.cli.client import Unanswered
 from holdfast.cli.output import admin_option, json_option
 
@@ -23,7 +23,7 @@ class Event(NamedTuple):
     data: dict[str, Any]
 
 
-def follow(admin_url: str, wanted: dict[str, str | None]) -> Iterator[Event]:
+def follow(admin_url: str, wanted: Mapping[str, Any], where: str = "/events") -> Iterator[Event]:
     """Events from now on, without an end. It connects again, after the last event, for as long as it takes. Raises Failed if
     the first attempt does."""
     last: str | None = None
@@ -31,8 +31,8 @@ def follow(admin_url: str, wanted: dict[str, str | None]) -> Iterator[Event]:
     while True:
         try:
             kind, data, id_ = "", "", last
-            headers = {} if last is None else {"Last-Event-ID": last}
-            for line in client.lines(admin_url, "/events", parameters=wanted, headers=headers, silence_s=SILENCE_S):
+            headers = {"Accept": "text/event-stream", **({} if last is None else {"Last-Event-ID": last})}
+            for line in client.lines(admin_url, where, parameters=wanted, headers=headers, silence_s=SILENCE_S):
                 name, _, value = line.partition(": ")
                 if name == "id":
                     id_ = value
@@ -56,10 +56,10 @@ def follow(admin_url: str, wanted: dict[str, str | None]) -> Iterator[Event]:
 
 
 @click.command()
-@click.option("--service", help="Events of invocations of this service.")
+@click.option("--service", shell_complete=complete.services, help="Events of invocations of this service.")
 @click.option("--handler", help="Events of invocations of this handler.")
 @click.option("--key", help="Events of invocations of this key of a virtual object or workflow.")
-@click.option("--id", "id_", metavar="ID", help="Events of this invocation.")
+@click.option("--id", "id_", metavar="ID", shell_complete=complete.invocations, help="Events of this invocation.")
 @click.option("--status", help="Events of invocations that came to one of these statuses, separated by commas.")
 @click.option(
     "--kinds", help="Of events, separated by commas: invocation, cluster, deployments, approvals. Default: all."

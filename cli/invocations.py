@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from holdfast.cli import client
+from holdfast.cli import client, complete
 from holdfast.cli.client import Failed
 from holdfast.cli.journals import print_journal, short
 from holdfast.cli.output import (
@@ -24,7 +24,9 @@ from holdfast.cli.output import (
     size,
     table,
 )
+from holdfast.cli.settling import UNTIL, act_on_all_and_wait, act_on_each_and_wait
 from holdfast.cli.trees import print_tree, value
+from holdfast.cli.waits import wait_options
 from holdfast.cli.watch import keep_current
 from holdfast.cluster.durations import format_duration_ms
 
@@ -42,10 +44,12 @@ def filters(command: Function) -> Function:
                 "--status",
                 help="Invocations with one of these statuses, separated by commas: running, suspended, paused, ..., or active.",
             ),
-            click.option("--service", help="Invocations of this service."),
+            click.option("--service", shell_complete=complete.services, help="Invocations of this service."),
             click.option("--handler", help="Invocations of this handler."),
             click.option("--key", help="Invocations of this key of a virtual object or workflow."),
-            click.option("--deployment", help="Invocations pinned to this deployment."),
+            click.option(
+                "--deployment", shell_complete=complete.deployments, help="Invocations pinned to this deployment."
+            ),
             click.option("--older-than", metavar="DURATION", help="Created longer ago than this: 10m, 2h, 1d."),
             click.option(
                 "--outcome",
@@ -57,7 +61,9 @@ def filters(command: Function) -> Function:
             click.option("--key-prefix", help="With a key that begins with this text."),
             click.option("--failure-code", metavar="CODE", help="Failed with this code, finally or last."),
             click.option("--failure", metavar="TEXT", help="This text is in the message or kind of that failure."),
-            click.option("--parent", metavar="ID", help="Called or sent by this invocation."),
+            click.option(
+                "--parent", metavar="ID", shell_complete=complete.invocations, help="Called or sent by this invocation."
+            ),
             click.option(
                 "--completed-since", metavar="TIME", help="Completed at or after: 2h (ago), 2026-11-18T04:00:00Z."
             ),
@@ -146,7 +152,7 @@ def _target(each: dict[str, Any]) -> str:
 
 
 @invocations.command()
-@click.argument("id_", metavar="ID")
+@click.argument("id_", metavar="ID", shell_complete=complete.invocations)
 @click.option(
     "--tree", "as_tree", is_flag=True, help="Show the whole tree of callers, calls and sends, with their steps."
 )
@@ -230,7 +236,7 @@ def _sizes(shown: dict[str, Any]) -> str:
 
 
 @invocations.command()
-@click.argument("id_", metavar="ID")
+@click.argument("id_", metavar="ID", shell_complete=complete.invocations)
 @click.option("--start", default=0, type=click.IntRange(0), help="The first step to show.")
 @admin_option
 @json_option
@@ -255,7 +261,8 @@ def _action(name: str, text: str, *options: Callable[[Any], Any]) -> None:
     @admin_option
     @json_option
     def command(
-        ids: tuple[str, ...], yes: bool, dry_run: bool, limit: int, admin_url: str, as_json: bool, **given: Any
+        ids: tuple[str, ...], yes: bool, dry_run: bool, limit: int, admin_url: str, as_json: bool,
+        wait: bool = False, timeout: float | None = None, **given: Any,
     ) -> None:  # fmt: skip
         chosen = {field: given.pop(field) for field in _FILTERS}
         extra = {field: value for field, value in given.items() if value is not None}
@@ -267,17 +274,28 @@ def _action(name: str, text: str, *options: Callable[[Any], Any]) -> None:
             )
         if ids and dry_run:
             raise click.UsageError("--dry-run counts what a filter selects: give no ids with it")
-        if ids:
+        if ids and wait:
+            act_on_each_and_wait(name, ids, extra, admin_url, timeout_s=timeout, as_json=as_json)
+        elif ids:
             _on_each(name, ids, extra, admin_url, as_json=as_json)
         elif dry_run:
             _count(name, chosen, limit, admin_url, as_json=as_json)
+        elif wait:
+            if not yes:
+                _confirm(name, chosen)
+            # The work that is waited for is exactly what matches now.
+            found, more = _read(admin_url, chosen, "newest", limit)
+            matched = [each["id"] for each in found]
+            act_on_all_and_wait(name, matched, extra, admin_url, more=more, timeout_s=timeout, as_json=as_json)
         else:
-            _on_all(name, chosen, extra, limit, admin_url, yes=yes, as_json=as_json)
+            _on_all(name, chosen, extra, limit=limit, admin_url=admin_url, yes=yes, as_json=as_json)
 
     command.__doc__ = text
+    if name in UNTIL:
+        command = wait_options(UNTIL[name])(command)
     for option in options:
         command = option(command)
-    command = click.argument("ids", metavar="[ID]...", nargs=-1)(command)
+    command = click.argument("ids", metavar="[ID]...", nargs=-1, shell_complete=complete.invocations)(command)
     invocations.command(name)(command)
 
 
@@ -305,10 +323,10 @@ def _on_each(name: str, ids: tuple[str, ...], extra: dict[str, Any], admin_url: 
 
 
 def _on_all(
-    name: str, chosen: dict[str, Any], extra: dict[str, Any], limit: int, admin_url: str, *, yes: bool, as_json: bool
+    name: str, chosen: dict[str, Any], extra: dict[str, Any], *, limit: int, admin_url: str, yes: bool, as_json: bool
 ) -> None:
     if not yes:
-        click.confirm(f"{name.capitalize()} all invocations with {_words(chosen)}?", abort=True)
+        _confirm(name, chosen)
     answer = client.admin(
         admin_url, "POST", client.path("invocations", name), parameters={**chosen, **extra, "limit": limit}
     )
@@ -320,6 +338,10 @@ def _on_all(
         click.echo(client.printable(f"  {count} not: {reason}"))
     if answer["more"]:
         click.echo("There may be more: run it again.")
+
+
+def _confirm(name: str, chosen: dict[str, Any]) -> None:
+    click.confirm(f"{name.capitalize()} all invocations with {_words(chosen)}?", abort=True)
 
 
 def _words(chosen: dict[str, Any]) -> str:
@@ -338,7 +360,10 @@ def _count(name: str, chosen: dict[str, Any], limit: int, admin_url: str, *, as_
 
 
 _to = click.option(
-    "--to", metavar="DEPLOYMENT", help="Continue on this deployment; `newest` is the one that receives new invocations."
+    "--to",
+    metavar="DEPLOYMENT",
+    shell_complete=complete.deployments_or_newest,
+    help="Continue on this deployment; `newest` is the one that receives new invocations.",
 )
 _step = click.option("--step", type=click.IntRange(0), help="Keep the steps before this one; 0 keeps only the input.")
 

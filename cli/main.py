@@ -19,12 +19,14 @@ from holdfast.cli.backup import backup, restore
 from holdfast.cli.calls import call, send
 from holdfast.cli.cert import cert
 from holdfast.cli.cluster import cluster
+from holdfast.cli.completion import completion
 from holdfast.cli.config import config
 from holdfast.cli.deployments import deployments, services
 from holdfast.cli.events import events
 from holdfast.cli.identity import identity
 from holdfast.cli.invocations import invocations
 from holdfast.cli.log_level import log_level
+from holdfast.cli.logs import logs
 from holdfast.cli.objects import state
 from holdfast.cli.output import json_option, print_json
 from holdfast.cli.pauses import pause, resume
@@ -33,6 +35,7 @@ from holdfast.cli.snapshots import snapshot
 from holdfast.cli.sql import sql
 from holdfast.cli.statistics import statistics
 from holdfast.cli.tokens import token
+from holdfast.cli.top import top
 from holdfast.cli.waiting import waiting
 from holdfast.cli.webhooks import webhooks
 
@@ -63,7 +66,11 @@ class _Commands(click.Group):
     help="A file with the token for the cluster. Alternatives: HOLDFAST_TOKEN_FILE, or the token itself in HOLDFAST_TOKEN.",
 )
 @click.option(
-    "--profile", "name", envvar="HOLDFAST_PROFILE", help="Addresses and token of a cluster: `holdfast profile`."
+    "--profile",
+    "name",
+    envvar="HOLDFAST_PROFILE",
+    shell_complete=profiles.complete_name,
+    help="Addresses and token of a cluster: `holdfast profile`.",
 )
 @click.option(
     "--ca-file",
@@ -98,9 +105,10 @@ def main(
     holdfast dev --app examples.trips:app        a node and your handlers, for development
     holdfast call trips/book '{"to": "Lisbon"}'  call a handler
     holdfast invocations list                    what runs, and why something does not
+    holdfast top                                 the cluster at a glance, kept current
 
-    Every command that ends takes --json. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted;
-    78 from `serve` if the cluster has removed the node, so that starting it again does not help.
+    Every command that ends takes --json. Exit codes: 0 done, 1 failed, 2 wrong usage, 124 not done within
+    --timeout, 130 interrupted; 78 from `serve` if the cluster has removed the node, so that starting it again does not help.
     """
     client.use_token(token_file)
     client.use_certificates(ca_file, client_cert_file, client_key_file)
@@ -109,7 +117,7 @@ def main(
 
 
 #: Commands that ask no node, or change the profiles: a file that cannot be used must not stop them.
-_WITHOUT_PROFILE: Final = frozenset({"profile", "version", "config", "cert", "dev", "serve"})
+_WITHOUT_PROFILE: Final = frozenset({"profile", "version", "config", "cert", "dev", "serve", "completion"})
 
 
 def _use_profile(context: click.Context, name: str | None) -> None:
@@ -119,11 +127,7 @@ def _use_profile(context: click.Context, name: str | None) -> None:
         return
     values = {key: url for key, url in (("admin_url", chosen.admin_url), ("ingress_url", chosen.ingress_url)) if url}
     context.default_map = _everywhere(main, values)
-    client.offer_certificates(chosen.ca_file, chosen.client_cert_file, chosen.client_key_file)
-    if chosen.token_file and not chosen.token:
-        client.offer_token(client.read_token(Path(chosen.token_file), "token_file of the profile"), chosen.urls())
-    elif chosen.token:
-        client.offer_token(chosen.token, chosen.urls())
+    profiles.offer(chosen)
 
 
 def _everywhere(group: click.Group, values: dict[str, str]) -> dict[str, Any]:
@@ -157,6 +161,7 @@ for command in (
     send,
     invocations,
     statistics,
+    top,
     waiting,
     approvals,
     events,
@@ -170,11 +175,13 @@ for command in (
     pause,
     resume,
     log_level,
+    logs,
     webhooks,
     profiles.profile,
     audit,
     cert,
     backup,
     restore,
+    completion,
 ):
     main.add_command(command)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from holdfast.cli import client
+from holdfast.cli import client, complete
 from holdfast.cli.calls import state
 from holdfast.cli.client import Failed
 from holdfast.cli.output import admin_option, age, counted, fields, json_option, print_json, size, table
@@ -17,7 +17,7 @@ __all__ = ["state"]
 
 
 @state.command()
-@click.argument("service")
+@click.argument("service", shell_complete=complete.services)
 @click.option("--prefix", help="Keys that begin with this text.")
 @click.option(
     "--limit", default=100, show_default=True, type=click.IntRange(1, 100_000), help="Show at most this many."
@@ -52,7 +52,7 @@ def keys(service: str, prefix: str | None, limit: int, admin_url: str, as_json: 
 
 
 @state.command()
-@click.argument("service")
+@click.argument("service", shell_complete=complete.services)
 @click.argument("key")
 @admin_option
 @json_option
@@ -77,7 +77,7 @@ def queue(service: str, key: str, admin_url: str, as_json: bool) -> None:
 
 
 @state.command()
-@click.argument("service")
+@click.argument("service", shell_complete=complete.services)
 @click.argument("key")
 @admin_option
 @json_option
@@ -97,7 +97,7 @@ def promises(service: str, key: str, admin_url: str, as_json: bool) -> None:
 
 
 @state.command()
-@click.argument("service")
+@click.argument("service", shell_complete=complete.services)
 @click.argument("key")
 @admin_option
 @json_option

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 
+from holdfast.cli import client
 from holdfast.cli.client import Failed, refuse_credentials
 from holdfast.cli.output import json_option, print_json, table
 
@@ -70,6 +72,28 @@ def choose(name: str | None) -> Profile | None:
     profiles = read()
     name = name or profiles.current
     return profiles.get(name) if name else None
+
+
+def complete_name(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """What the shell offers for the name of a profile."""
+    try:
+        known = read().by_name
+    except Failed:
+        return []
+    return [
+        CompletionItem(name, help=each.admin_url or None)
+        for name, each in sorted(known.items())
+        if name.startswith(incomplete) and _NAME.fullmatch(name)
+    ]
+
+
+def offer(profile: Profile) -> None:
+    """Use its certificates, and its token for its addresses, unless the command was given its own."""
+    client.offer_certificates(profile.ca_file, profile.client_cert_file, profile.client_key_file)
+    if profile.token:
+        client.offer_token(profile.token, profile.urls())
+    elif profile.token_file:
+        client.offer_token(client.read_token(Path(profile.token_file), "token_file of the profile"), profile.urls())
 
 
 def read() -> Profiles:
@@ -162,7 +186,7 @@ def profile() -> None:
 
 
 @profile.command("set")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_name)
 @click.option("--admin-url", help="The admin API of any node of the cluster.")
 @click.option("--ingress-url", help="The ingress of any node of the cluster.")
 @click.option(
@@ -258,7 +282,7 @@ def list_profiles(as_json: bool) -> None:
 
 
 @profile.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_name)
 @click.option("--none", "nothing", is_flag=True, help="Use no profile when --profile is not given.")
 @json_option
 def use(name: str | None, nothing: bool, as_json: bool) -> None:
@@ -273,7 +297,7 @@ def use(name: str | None, nothing: bool, as_json: bool) -> None:
 
 
 @profile.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_name)
 @json_option
 def remove(name: str, as_json: bool) -> None:
     """Remove the profile NAME from the file. A token file that it names is kept."""

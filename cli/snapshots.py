@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-from holdfast.cli import client
+from holdfast.cli import client, complete
 from holdfast.cli.client import Failed
 from holdfast.cli.output import admin_option, console, fields, json_option, print_json, table
 
@@ -66,21 +66,27 @@ def _age(seconds: float | None) -> str:
 
 
 @snapshot.command()
-@click.argument("partitions", nargs=-1, type=int)
+@click.argument("partitions", nargs=-1, type=int, shell_complete=complete.partitions)
 @admin_option
 @json_option
 def create(partitions: tuple[int, ...], admin_url: str, as_json: bool) -> None:
-    """Take a snapshot of these PARTITIONS, or of all, each on its leader."""
+    """Take a snapshot of these PARTITIONS, or of all, each on its leader. It returns when they are taken."""
     if not partitions:
         cluster = client.admin(admin_url, "GET", "/cluster")
         partitions = tuple(each["partition"] for each in cluster["partitions"])
     made: list[dict[str, Any]] = []
-    with Progress(console=console(), transient=True) as bar:
-        for partition in bar.track(partitions, description="Cutting"):
-            answer = client.ask(
-                admin_url, "POST", f"/cluster/partitions/{partition}/snapshot", body=b"", timeout_s=None
-            )
-            made.append(client.checked(answer).json())
+    try:
+        with Progress(console=console(), transient=True) as bar:
+            for partition in bar.track(partitions, description="Cutting"):
+                answer = client.ask(
+                    admin_url, "POST", f"/cluster/partitions/{partition}/snapshot", body=b"", timeout_s=None
+                )
+                made.append(client.checked(answer).json())
+    except KeyboardInterrupt:
+        click.echo(
+            f"Interrupted: {len(made)} of {len(partitions)} are taken, and the one in progress goes on.", err=True
+        )
+        raise click.exceptions.Exit(130) from None
     if as_json:
         print_json(made)
         return

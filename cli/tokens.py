@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from holdfast.cli import client
+from holdfast.cli import client, complete
 from holdfast.cli.output import admin_option, age, json_option, print_json, table
 
 ROLES = ("invoke", "read", "approve", "operate", "admin")
@@ -37,6 +37,7 @@ def token() -> None:
     "--service",
     "services",
     multiple=True,
+    shell_complete=complete.services,
     help="For the roles invoke and approve: allow only this service; may be repeated. Default: all.",
 )
 @click.option("--expires", metavar="DURATION", help="The token expires after this time: 12h, 90d. Default: never.")
@@ -85,7 +86,7 @@ def list_tokens(admin_url: str, as_json: bool) -> None:
 
 
 @token.command()
-@click.argument("id_", metavar="ID")
+@click.argument("id_", metavar="ID", shell_complete=complete.tokens)
 @click.option(
     "--keep-old",
     metavar="DURATION",
@@ -103,7 +104,7 @@ def rotate(id_: str, keep_old: str, admin_url: str, as_json: bool) -> None:
 
 
 @token.command()
-@click.argument("id_", metavar="ID")
+@click.argument("id_", metavar="ID", shell_complete=complete.tokens)
 @admin_option
 @json_option
 def revoke(id_: str, admin_url: str, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from holdfast.cli import client
+from holdfast.cli import client, complete
 from holdfast.cli.calls import print_body, shown_body
 from holdfast.cli.client import Failed
 from holdfast.cli.journals import outcome, took, what
@@ -103,7 +103,7 @@ def _lasted(node: dict[str, Any]) -> str:
 
 
 @click.command()
-@click.argument("id_", metavar="ID")
+@click.argument("id_", metavar="ID", shell_complete=complete.invocations)
 @click.argument("step", default="outcome")
 @click.option("--input", "-i", "is_input", is_flag=True, help="What the step was given, instead of what it returned.")
 @admin_option

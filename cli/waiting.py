@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from holdfast.cli import client
+from holdfast.cli import client, complete
 from holdfast.cli.output import admin_option, age, json_option, print_json, table
 
 
@@ -15,7 +15,7 @@ from holdfast.cli.output import admin_option, age, json_option, print_json, tabl
     "--kind",
     help="One or more of approval, awakeable, promise, in-doubt, timer, separated by commas. Default: all but timer.",
 )
-@click.option("--service", help="Only invocations of this service.")
+@click.option("--service", shell_complete=complete.services, help="Only invocations of this service.")
 @click.option(
     "--limit", default=100, show_default=True, type=click.IntRange(1, 100_000), help="Show at most this many."
 )

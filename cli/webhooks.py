@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from holdfast.cli import client
+from holdfast.cli import client, complete
 from holdfast.cli.output import admin_option, age, json_option, print_json, table
 
 
@@ -28,7 +28,13 @@ def webhooks() -> None:
     type=click.Choice(["failed", "paused", "completed", "in-doubt", "approval-requested", "approval-reminder"]),
     help="An event to tell it about; repeat the option for several.",
 )
-@click.option("--service", "services", multiple=True, help="Only invocations of this service; may be repeated.")
+@click.option(
+    "--service",
+    "services",
+    multiple=True,
+    shell_complete=complete.services,
+    help="Only invocations of this service; may be repeated.",
+)
 @admin_option
 @json_option
 def create(url: str, events: tuple[str, ...], services: tuple[str, ...], admin_url: str, as_json: bool) -> None:
@@ -71,7 +77,7 @@ def list_(admin_url: str, as_json: bool) -> None:
 
 
 @webhooks.command()
-@click.argument("webhook")
+@click.argument("webhook", shell_complete=complete.webhooks)
 @admin_option
 @json_option
 def delete(webhook: str, admin_url: str, as_json: bool) -> None:
@@ -84,7 +90,7 @@ def delete(webhook: str, admin_url: str, as_json: bool) -> None:
 
 
 @webhooks.command()
-@click.argument("webhook")
+@click.argument("webhook", shell_complete=complete.webhooks)
 @admin_option
 @json_option
 def test(webhook: str, admin_url: str, as_json: bool) -> None:

@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from prometheus_client.core import GaugeMetricFamily, Metric
+
 from holdfast.cluster.config import BadConfig, Config
 from holdfast.cluster.private import find_exposure
 from holdfast.log.sockets import TlsFiles, no_password, tls_contexts
@@ -272,3 +274,22 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def of_certificates(certificates: Certificates) -> Iterator[Metric]:
+    expires = GaugeMetricFamily(
+        "holdfast_certificate_expires_timestamp_seconds",
+        "When a certificate of this node expires, in seconds since 1970: of ingress, admin or peer, or of an authority (-ca).",
+        labels=["use"],
+    )
+    stale = GaugeMetricFamily(
+        "holdfast_certificate_stale",
+        "1 if the files of a certificate changed and cannot be used, so the previous one still is.",
+        labels=["use"],
+    )
+    for each in certificates.all:
+        stale.add_metric([each.use], float(bool(each.broken)))
+        for use, valid in each.valid.items():
+            expires.add_metric([use], valid.ends_ms / 1000)
+    yield expires
+    yield stale

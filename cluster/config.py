@@ -23,6 +23,7 @@ from holdfast.cluster.log_level import read_log_format, read_log_level
 from holdfast.cluster.origins import ANY_HOST, ANY_ORIGIN, ANYWHERE, host_behind_credentials, read_hosts, read_origins
 from holdfast.cluster.quantities import MIB, read_bytes, read_count, read_ratio, read_seconds, show_size
 from holdfast.cluster.redaction import REDACTED, read_header_names
+from holdfast.sdk.ids import NodeId
 from holdfast.snapshots.errors import BadStoreUrl
 from holdfast.snapshots.stores import check_store_url
 
@@ -310,9 +311,9 @@ def describe(config: Config) -> dict[str, str]:
     return shown
 
 
-def founders_of(config: Config) -> tuple[str, ...]:
+def founders_of(config: Config) -> tuple[NodeId, ...]:
     """The founders: those that are named, or else this node and its peers."""
-    return tuple(sorted(set(config.founders or (config.node, *config.peers))))
+    return tuple(sorted({NodeId(name) for name in config.founders or (config.node, *config.peers)}))
 
 
 def _read(path: Path) -> dict[str, Any]:

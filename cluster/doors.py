@@ -17,7 +17,9 @@ from holdfast.cluster.admin.events import EventAdmin
 from holdfast.cluster.admin.healths import Healths
 from holdfast.cluster.admin.identity import IdentityAdmin
 from holdfast.cluster.admin.invocations import InvocationAdmin
+from holdfast.cluster.admin.invoking import InvokingAdmin
 from holdfast.cluster.admin.log_level import LogLevelAdmin
+from holdfast.cluster.admin.logs import LogAdmin
 from holdfast.cluster.admin.objects import ObjectAdmin
 from holdfast.cluster.admin.overview import Overview
 from holdfast.cluster.admin.pages import Pages
@@ -28,6 +30,7 @@ from holdfast.cluster.admin.trees import TreeAdmin
 from holdfast.cluster.admin.waiting import WaitingAdmin
 from holdfast.cluster.admin.webhooks import WebhookAdmin
 from holdfast.cluster.backup.metrics import of_backups
+from holdfast.cluster.certificates import of_certificates
 from holdfast.cluster.config import HostPort
 from holdfast.cluster.ground import Ground
 from holdfast.cluster.groups import META_GROUP
@@ -46,10 +49,12 @@ from holdfast.cluster.leading.metrics import of_webhooks
 from holdfast.cluster.log_level import LogLevel
 from holdfast.cluster.members.joining import Urls
 from holdfast.cluster.members.metrics import of_members
-from holdfast.cluster.observe.metrics import Metrics, of_certificates, of_log, of_node, of_state, of_traces
+from holdfast.cluster.observe.metrics import Metrics
+from holdfast.cluster.observe.node_metrics import of_node, of_state
 from holdfast.cluster.observe.starting import StartingMetrics, cannot_ask
 from holdfast.cluster.partition.door import Partition
-from holdfast.cluster.partition.metrics import of_approvals, of_groups, of_partitions, of_queues
+from holdfast.cluster.partition.metrics import of_approvals, of_groups, of_log, of_partitions, of_queues
+from holdfast.cluster.peers.metrics import of_links
 from holdfast.cluster.registry.spread import Spread
 from holdfast.cluster.routing.surveys import Surveys
 from holdfast.cluster.routing.trees import Trees
@@ -60,6 +65,7 @@ from holdfast.cluster.sql.metrics import of_queries
 from holdfast.cluster.sql.overviews import Overviews
 from holdfast.cluster.sql.queries import Queries
 from holdfast.cluster.sql.source import METHOD, Source
+from holdfast.cluster.traces import of_traces
 from holdfast.cluster.values.metrics import of_values
 from holdfast.log.node import Group
 
@@ -68,7 +74,7 @@ class Doors:
     """One pair per node."""
 
     def __init__(self, ground: Ground, serving: Serving, state: Callable[[], str]) -> None:
-        """`state`: of the node, one of `observe.metrics.STATES`."""
+        """`state`: of the node, one of `observe.node_metrics.STATES`."""
         self._config = config = ground.config
         registry, now_ms = ground.registry, ground.environment.clock.now_ms
         access = _open_access(ground)
@@ -89,10 +95,7 @@ class Doors:
             abandon=True,
             tls=ground.certificates.door("ingress"),
         )
-        healths = Healths(
-            ground.healths.everywhere,
-            open_to_all=bool(config.deployment_addresses.entries) or config.auth != "tokens",
-        )
+        healths = _healths(ground)
         self._log_level = LogLevel(config.log_level)
         self.metrics = self._metrics(ground, serving, state)
         surveys, trees = Surveys(serving.reader), Trees(serving.reader)
@@ -106,6 +109,7 @@ class Doors:
             DeploymentAdmin(registry, serving.reader, healths),
             ObjectAdmin(registry, serving.router, serving.reader, surveys),
             InvocationAdmin(registry, serving.router, serving.reader, trees, healths=healths, now_ms=now_ms),
+            InvokingAdmin(serving.clients),
             TreeAdmin(serving.reader, trees),
             StatisticsAdmin(serving.reader, serving.approvals, now_ms),
             WaitingAdmin(surveys),
@@ -125,6 +129,7 @@ class Doors:
             SqlAdmin(self.queries),
             PauseAdmin(registry, Spread(config.node, ground.meta, ground.rpc, connected=ground.log.connected)),
             LogLevelAdmin(config.node, self._log_level, now_ms),
+            LogAdmin(config.node, ground.logs, now_ms),
             WebhookAdmin(registry, serving.courier, serving.farings, entropy=ground.environment.entropy, now_ms=now_ms),
         ]
         admin = Admin(parts, removed=lambda: ground.removal.why)
@@ -224,6 +229,7 @@ def _early_rooms(ground: Ground) -> tuple[Callable[[], Iterable[Metric]], ...]:
         lambda: of_node(ground.config, ground.watchdog, ground.environment.clock.now_ms),
         lambda: of_certificates(ground.certificates),
         lambda: of_log(ground.log),
+        lambda: of_links(ground.log),
     )
 
 
@@ -276,6 +282,12 @@ def _overview(ground: Ground, serving: Serving) -> Overview:
         snapshots=ground.snapshots,
         objects=ground.objects,
     )
+
+
+def _healths(ground: Ground) -> Healths:
+    config = ground.config
+    open_to_all = bool(config.deployment_addresses.entries) or config.auth != "tokens"
+    return Healths(ground.healths.everywhere, open_to_all=open_to_all)
 
 
 def _queries(ground: Ground, serving: Serving, overview: Overview, healths: Healths) -> Queries:

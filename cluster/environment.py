@@ -13,6 +13,7 @@ from holdfast.cluster.partition.machine import ORIGIN_BYTES, PartitionMachine
 from holdfast.cluster.partition.state import State, boot_id
 from holdfast.log import environment as log_environment
 from holdfast.log.rows import Rows
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.snapshots.opening import open_store
 from holdfast.snapshots.stores import Store
 
@@ -45,7 +46,7 @@ class Environment:
         self.rows = rows or Rows()
 
     def open_machine(
-        self, number: int, path: Path, *, owner: str, restore: Callable[[Path], object], partitions: int
+        self, number: PartitionNumber, path: Path, *, owner: str, restore: Callable[[Path], object], partitions: int
     ) -> PartitionMachine:
         """The state machine of a partition, on its state in the directory `path`; see `State.open`."""
         state = State.open(path, owner=owner, boot=self.boot, restore=restore)

@@ -11,12 +11,14 @@ from holdfast.cluster.backup.restoring import Plan, read_plan, restored_director
 from holdfast.cluster.certificates import Certificates
 from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.environment import Environment
-from holdfast.cluster.groups import FIRST_PARTITION_GROUP, META_GROUP
+from holdfast.cluster.events.logs import AllLogs
+from holdfast.cluster.groups import META_GROUP, partition_in
 from holdfast.cluster.handlers.dispatch import Limits, Timing
 from holdfast.cluster.handlers.health import Healths
 from holdfast.cluster.handlers.invoker import Invoker
 from holdfast.cluster.handlers.protocols.interface import Means
 from holdfast.cluster.handlers.protocols.table import Protocols
+from holdfast.cluster.log_ring import LogRing
 from holdfast.cluster.log_settings import command_bytes_max, log_settings
 from holdfast.cluster.members.founding import FoundingRecord
 from holdfast.cluster.members.joining import Joining
@@ -25,7 +27,7 @@ from holdfast.cluster.members.places import Places, addresses, read_places
 from holdfast.cluster.members.releases import Releases
 from holdfast.cluster.members.removal import Removal
 from holdfast.cluster.members.vitals import AllVitals, Vitals
-from holdfast.cluster.observe.process import disk_bytes, memory_bytes
+from holdfast.cluster.observe.process import cpu_ms, disk_bytes, memory_bytes
 from holdfast.cluster.observe.watchdog import Watchdog
 from holdfast.cluster.partition.door import Bounds
 from holdfast.cluster.peers.rpc import Rpc
@@ -43,6 +45,7 @@ from holdfast.log import engine
 from holdfast.log.messages import GroupId
 from holdfast.log.node import Group, LogNode
 from holdfast.log.replica import Machine
+from holdfast.sdk.ids import NodeId, PartitionNumber
 from holdfast.snapshots.work import in_thread
 
 
@@ -77,6 +80,7 @@ class Ground:
     invoker: Invoker
     healths: Healths
     vitals: AllVitals
+    logs: AllLogs
     tracer: Tracer | None  # None: there is no collector.
 
     def meta_group(self) -> Group:
@@ -96,7 +100,7 @@ class Listener(Protocol):
 
     def on_fatal(self, error: BaseException) -> None: ...
 
-    def leader(self, partition: int) -> str | None:
+    def leader(self, partition: PartitionNumber) -> str | None:
         """The leader of a partition, as far as this node knows."""
 
 
@@ -107,6 +111,7 @@ async def opened(
     *,
     certificates: Certificates,
     watchdog: Watchdog,
+    log_ring: LogRing,
     protocols: Callable[[Means], Protocols],
     timing: Timing,
     log_timing: engine.Timing,
@@ -129,7 +134,9 @@ async def opened(
     meta = MetaMachine(environment.clock, environment.entropy)
     rpc = Rpc(
         lambda peer, payload: log.send(peer, payload),
-        leader=lambda number: log.group(META_GROUP).leader if number == META else listener.leader(number),
+        leader=lambda number: (
+            log.group(META_GROUP).leader if number == META else listener.leader(PartitionNumber(number))
+        ),
         entropy=environment.entropy,
     )
     log = LogNode(
@@ -145,7 +152,7 @@ async def opened(
         keep_hollow=True,  # `Serving` fills them.
         applied_at_once=frozenset({GroupId(META_GROUP)}),  # Every node acts on it.
         on_snapshot_wanted=lambda want: ground.catch_up.wanted(want),
-        on_forgotten=lambda group: ground.leftovers.forgotten(group - FIRST_PARTITION_GROUP),
+        on_forgotten=lambda group: ground.leftovers.forgotten(partition_in(group)),
         on_fatal=listener.on_fatal,
     )
     means = Means(config.deployment_addresses, lambda: meta.state.identity.keys, timing.connect_s)
@@ -158,6 +165,7 @@ async def opened(
         meta=meta,
         meta_log=MetaLog(config.node, lambda: log.group(META_GROUP), rpc),
         protocols=protocols(means),
+        log_ring=log_ring,
     )
     ground = _around(base, plan, heard, timing=timing, certificates=certificates, watchdog=watchdog)
     return ground
@@ -174,19 +182,20 @@ class _Base(NamedTuple):
     meta: MetaMachine
     meta_log: MetaLog
     protocols: Protocols
+    log_ring: LogRing
 
 
 def _around(
     base: _Base,
     plan: Plan | None,
-    heard: Mapping[str, HostPort],
+    heard: Mapping[NodeId, HostPort],
     *,
     timing: Timing,
     certificates: Certificates,
     watchdog: Watchdog,
 ) -> Ground:
     """Everything around the log, none of which needs it to run yet."""
-    config, environment, record, log, rpc, meta, meta_log, protocols = base
+    config, environment, record, log, rpc, meta, meta_log, protocols, log_ring = base
     registry = Registry(meta, meta_log, protocols.discover, fresh=meta_log.known, entropy=environment.entropy)
     releases = Releases(
         config.node,
@@ -207,6 +216,8 @@ def _around(
     objects = Objects(snapshots, environment.clock, members=lambda: meta.others(config.node), connected=log.connected)
     stager = Stager(config.blob_threshold_bytes, objects)
     invoker = _invoker(base, registry, replicas, objects=objects, stager=stager, timing=timing)
+    vitals = AllVitals(config.node, rpc, connected=log.connected, here=_vitals(base, watchdog))
+    vitals.measure("handler", invoker.timings.handler)
     return Ground(
         config=config,
         environment=environment,
@@ -234,7 +245,14 @@ def _around(
         removal=Removal(config, meta, log),
         invoker=invoker,
         healths=Healths(config.node, invoker.endpoints, rpc, log.connected),
-        vitals=AllVitals(config.node, rpc, connected=log.connected, here=_vitals(base, watchdog)),
+        vitals=vitals,
+        logs=AllLogs(
+            config.node,
+            log_ring,
+            rpc,
+            members=lambda: {config.node, *meta.others(config.node)},
+            connected=log.connected,
+        ),
         tracer=_tracer(base),
     )
 
@@ -252,6 +270,7 @@ def _vitals(base: _Base, watchdog: Watchdog) -> Callable[[], Vitals]:
             disk_total=total,
             memory_bytes=memory_bytes(),
             loop_lag_ms=round(watchdog.lag_s * 1000),
+            cpu_ms=cpu_ms(),
         )
 
     return here

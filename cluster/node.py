@@ -23,11 +23,12 @@ from holdfast.cluster.config import Config
 from holdfast.cluster.doors import Doors, early_metrics
 from holdfast.cluster.environment import Environment
 from holdfast.cluster.ground import Ground, opened
-from holdfast.cluster.groups import FIRST_PARTITION_GROUP, META_GROUP
+from holdfast.cluster.groups import META_GROUP, partition_in
 from holdfast.cluster.handlers.dispatch import Timing
 from holdfast.cluster.handlers.protocols.interface import Means
 from holdfast.cluster.handlers.protocols.table import Protocols, known_protocols
 from holdfast.cluster.http.not_serving import NotServing
+from holdfast.cluster.log_ring import LogRing
 from holdfast.cluster.observe.starting import StartingMetrics
 from holdfast.cluster.observe.watchdog import Watchdog
 from holdfast.cluster.partition.door import Observer, Partition
@@ -37,6 +38,7 @@ from holdfast.log import engine
 from holdfast.log.messages import GroupId
 from holdfast.log.node import Group, exit_process
 from holdfast.log.replica import Machine
+from holdfast.sdk.ids import PartitionNumber
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ class Node:
         self.environment = environment or Environment()
         self.on_fatal = on_fatal
         self.watchdog = Watchdog(config.health)
+        self.log_ring = LogRing(config.node, self.environment.clock.now_ms())
         self.certificates = Certificates(config, self.environment.clock.now_ms)
         self.not_serving = NotServing(config, self.certificates, self._why_not_serving, self._scrape_early)
         self._early: StartingMetrics | None = None  # Made when somebody asks.
@@ -118,6 +121,7 @@ class Node:
         Raises StorageError, BadConfig or NodeRemoved.
         """
         self.watchdog.start()
+        self.log_ring.attach()
         try:
             await self.open()
             try:
@@ -126,6 +130,7 @@ class Node:
                 await self.stop()
                 raise
         except BaseException:
+            self.log_ring.detach()
             await self.watchdog.stop()
             raise
 
@@ -139,6 +144,7 @@ class Node:
             self,
             certificates=self.certificates,
             watchdog=self.watchdog,
+            log_ring=self.log_ring,
             protocols=self._protocols,
             timing=self._timing,
             log_timing=self._log_timing,
@@ -227,12 +233,13 @@ class Node:
         # `Handover` has moved what it could, and knows better than the log which nodes not to ask.
         await ground.log.stop(handover_s=LOG_HANDOVER_S if serving is None else 0.0)
         ground.replicas.close_all()
+        self.log_ring.detach()
         await self.watchdog.stop()
 
     # -- events of the log -------------------------------------------------------------------------------------------
 
     def open_machine(self, group: GroupId) -> Machine:
-        number = group - FIRST_PARTITION_GROUP
+        number = partition_in(group)
         return self.serving.open_machine(number) if self._serving is not None else self.ground.replicas.open(number)
 
     def may_join(self, group: GroupId) -> bool:
@@ -240,7 +247,7 @@ class Node:
         if group == META_GROUP:
             return True
         ground = self.ground
-        is_going = group - FIRST_PARTITION_GROUP in ground.leftovers.going
+        is_going = partition_in(group) in ground.leftovers.going
         return ground.record.partitions > 0 and not is_going and ground.log.why_stalled() is None
 
     def on_role_change(self, group: Group) -> None:
@@ -253,7 +260,7 @@ class Node:
         if self._serving is not None:
             self._serving.peer_changed(peer, up=up)
 
-    def leader(self, partition: int) -> str | None:
+    def leader(self, partition: PartitionNumber) -> str | None:
         return self.serving.router.leader(partition)
 
     # -- health ------------------------------------------------------------------------------------------------------
@@ -264,7 +271,7 @@ class Node:
 
     @property
     def state(self) -> str:
-        """One of `observe.metrics.STATES`."""
+        """One of `observe.node_metrics.STATES`."""
         if self.stopping:
             return "stopping"
         if self.ground.removal.why:

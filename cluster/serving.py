@@ -11,7 +11,7 @@ from holdfast.cluster.events.feed import Feed
 from holdfast.cluster.events.remote import Remote
 from holdfast.cluster.events.signals import Signals
 from holdfast.cluster.ground import Ground
-from holdfast.cluster.groups import FIRST_PARTITION_GROUP
+from holdfast.cluster.groups import group_of, partition_in
 from holdfast.cluster.ingress.ingress import Ingress
 from holdfast.cluster.leading.courier import Courier
 from holdfast.cluster.leading.leaderships import Leaderships
@@ -31,6 +31,7 @@ from holdfast.cluster.routing.watches import Watches
 from holdfast.cluster.snapshotting.complaints import Complaints
 from holdfast.log.node import Group
 from holdfast.log.replica import Machine
+from holdfast.sdk.ids import NodeId, PartitionNumber, numbers_of
 
 
 class Serving:
@@ -91,7 +92,7 @@ class Serving:
     def _make_members(self) -> None:
         ground, meta, hosted = self._ground, self._ground.meta, self._ground.replicas.hosted
         self.handover = Handover(
-            ground.config.node,
+            NodeId(ground.config.node),
             hosted,
             ground.rpc,
             meta_group=self._ground.meta_group,
@@ -102,7 +103,7 @@ class Serving:
             on_round=self._on_round,
         )
         self.controller = Controller(
-            ground.config.node,
+            NodeId(ground.config.node),
             hosted,
             ground.rpc,
             self.handover,
@@ -171,7 +172,7 @@ class Serving:
     def _make_clients(self, closed: Callable[[], str]) -> None:
         ground, meta = self._ground, self._ground.meta
         self.health = Health(
-            ground.config.node,
+            NodeId(ground.config.node),
             log=ground.log,
             meta=meta,
             removal=ground.removal,
@@ -199,6 +200,8 @@ class Serving:
             closed=closed,
         )
 
+        ground.vitals.measure("accept", self.clients.acceptance)
+
     def _make_feed(self) -> None:
         ground, meta, hosted = self._ground, self._ground.meta, self._ground.replicas.hosted
         #: The events for those who watch.
@@ -219,7 +222,7 @@ class Serving:
         """What operators see of the cluster and this node alone knows."""
         ground = self._ground
         return (
-            [self.router.leader(number) for number in range(ground.record.partitions)],
+            [self.router.leader(number) for number in numbers_of(ground.record.partitions)],
             [self._ground.meta_group().leader, *sorted(ground.log.connected())],
             [self.health.unhealthy(), *self.health.warnings()],
             dict(ground.releases.known),
@@ -238,14 +241,14 @@ class Serving:
         self._ground.meta.on_change.append(self._on_meta_change)
         self._on_meta_change()
         self._ground.rpc.serve("read", self.reader.serve)
-        hollow = {group - FIRST_PARTITION_GROUP for group in self._ground.log.host.hollow}
+        hollow = {partition_in(group) for group in self._ground.log.host.hollow}
         for number, members in self._ground.meta.state.membership.first.items():
             if (
                 self._ground.config.node in members
                 and number not in hollow
                 and not self._ground.replicas.is_forgotten(number)
             ):
-                self._ground.log.create_group(FIRST_PARTITION_GROUP + number, members)
+                self._ground.log.create_group(group_of(number), members)
         self._ground.joining.done()
         for number in sorted({*self._ground.replicas.machines} - hollow):
             self.leaderships.adopt(number)
@@ -265,11 +268,11 @@ class Serving:
         """Note the partitions in which others may have acknowledged entries meanwhile."""
         hosted = self._ground.replicas.hosted
         self.arrears.numbers = {it.number for it in hosted.values() if len(it.group.status().members) > 1}
-        self.arrears.numbers.update(group - FIRST_PARTITION_GROUP for group in self._ground.log.host.hollow)
+        self.arrears.numbers.update(partition_in(group) for group in self._ground.log.host.hollow)
 
-    async def _fill(self, number: int) -> None:
+    async def _fill(self, number: PartitionNumber) -> None:
         """Fetch the state of a partition that lost it. The others serve meanwhile: another node may wait for one of ours."""
-        group = FIRST_PARTITION_GROUP + number
+        group = group_of(number)
         machine = self._ground.replicas.machines[number]
         await self._ground.catch_up.fill(self._ground.log, group, machine, lambda: sorted(self._ground.log.connected()))
         self.leaderships.adopt(number)
@@ -290,7 +293,7 @@ class Serving:
 
     # -- events of the log -------------------------------------------------------------------------------------------
 
-    def open_machine(self, number: int) -> Machine:
+    def open_machine(self, number: PartitionNumber) -> Machine:
         """Accept an invitation to a partition. Raises OSError; the invitation is then repeated."""
         try:
             machine = self._ground.replicas.open(number)
@@ -302,7 +305,7 @@ class Serving:
         return machine
 
     def role_changed(self, group: Group) -> None:
-        number = group.id - FIRST_PARTITION_GROUP
+        number = partition_in(group.id)
         if number in self._ground.replicas.machines:
             self.leaderships.adopt(number)
         self._changed()

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import urlsplit
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from holdfast import __version__
 from holdfast.cluster import spans
@@ -213,3 +215,15 @@ def open_collector(url: str, *, node: str, cluster: str) -> Send:
         return bool(exporter.export([readable(span) for span in batch]) == SpanExportResult.SUCCESS)
 
     return send
+
+
+def of_traces(tracer: Tracer | None) -> Iterator[Metric]:
+    exported = tracer.exported if tracer is not None else 0
+    dropped = tracer.dropped if tracer is not None else 0
+    yield CounterMetricFamily("holdfast_traces_spans", "Spans that the collector accepted.", exported)
+    yield CounterMetricFamily(
+        "holdfast_traces_dropped", "Spans that were lost: too many, or not accepted by the collector.", dropped
+    )
+    yield GaugeMetricFamily(
+        "holdfast_traces_waiting", "Spans that wait to be sent.", tracer.waiting if tracer is not None else 0
+    )

@@ -1,6 +1,6 @@
 // The start of the console: who is signed in, which page is shown. Pages are loaded when they are opened.
-import { Component, html, render, useEffect, useState } from "./lib/ui.js";
-import { refreshSession, session, useGet } from "./lib/api.js";
+import { Component, html, render, useCallback, useEffect, useLayoutEffect, useState } from "./lib/ui.js";
+import { refreshSession, session, useGet, useReturn } from "./lib/api.js";
 import { useStore } from "./lib/store.js";
 import { route } from "./lib/router.js";
 import { Overlays } from "./parts/dialog.js";
@@ -23,6 +23,7 @@ const MODULES = {
   audit: () => import("./pages/audit.js"),
   tokens: () => import("./pages/tokens.js"),
 };
+const REST_MS = 1000;
 const loaded = new Map();
 
 function load(name) {
@@ -57,10 +58,15 @@ class Boundary extends Component {
 function Page({ name, path, query }) {
   const [module, set] = useState(() => loaded.get(name) || null);
   const [error, setError] = useState(null);
-  useEffect(() => {
+  const open = useCallback(() => {
     if (loaded.has(name)) set(loaded.get(name));
-    else load(name).then(set, () => setError({ message: "this page could not be loaded", hint: "reload to try again" }));
+    else load(name).then((found) => {
+      set(found);
+      setError(null);
+    }, () => setError({ message: "this page could not be loaded", hint: "reload to try again" }));
   }, [name]);
+  useLayoutEffect(open, [open]);
+  useReturn(open);
   if (error) return html`<div class="page"><${Failure} error=${error} /></div>`;
   return module && html`<${module.default} path=${path} query=${query} />`;
 }
@@ -71,21 +77,28 @@ function useWaiting() {
   return asked.data?.waiting.length || 0;
 }
 
+/** The other pages, once there is time: they open at once then, even while the node is away. */
+function loadTheRest() {
+  const later = window.requestIdleCallback || ((act) => setTimeout(act, 200));
+  setTimeout(() => later(() => Object.keys(MODULES).forEach((name) => load(name).catch(() => {}))), REST_MS);
+}
+
 function Console() {
+  useEffect(loadTheRest, []);
   const { path, query } = useStore(route);
   const waiting = useWaiting();
   const name = nameOf(path);
   const known = Object.hasOwn(MODULES, name);
   return html`<${Frame} waiting=${waiting}><${Boundary} key=${`${name}/${path[1] || ""}`}>
     ${known ? html`<${Page} key=${name} name=${name} path=${path} query=${query} />`
-      : html`<${Empty} title="There is no such page"><p>The address ends in “${name}”. Choose a page on the left.</p></${Empty}>`}
+      : html`<${Empty} level="h1" title="There is no such page"><p>The address ends in “${name}”. Choose a page on the left.</p></${Empty}>`}
   </${Boundary}></${Frame}>`;
 }
 
 function App() {
   const principal = useStore(session);
   const [problem, setProblem] = useState(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     let timer = 0;
     const start = () => refreshSession().then(() => setProblem(null), (error) => {
       setProblem(error);

@@ -87,7 +87,13 @@ class Environment:
         on_fatal: Callable[[BaseException], None],
         on_no_space: Callable[[], None],
     ) -> Writer:
-        return Writer(store, asyncio.get_running_loop(), on_committed, on_fatal, on_no_space)
+        return Writer(
+            store,
+            asyncio.get_running_loop(),
+            on_done=on_committed,
+            on_fatal=on_fatal,
+            on_no_space=on_no_space,
+        )
 
     def random(self) -> Random:
         return Random()

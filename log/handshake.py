@@ -211,7 +211,7 @@ class Handshake:
         return f"closed the connection {self._hint}"
 
     def _dial(self, peer: str) -> _Script:
-        mine = Hello(Role.DIALER, self._us, peer, self._proof, self._nonce).encode()
+        mine = Hello(Role.DIALER, self._us, peer=peer, proof=self._proof, nonce=self._nonce).encode()
         self._output += mine
         self._hint = (
             "after our hello without a reason: most likely it "
@@ -257,7 +257,7 @@ class Handshake:
             misfit = HandshakeRefused(Fault.NODE, f"another node has the same name {them.node!a}: names must be unique")
         if misfit is not None or hello.proof != self._proof:
             us = Identity(them.cluster, hello.peer, _UNTOLD, 0)
-        mine = Hello(Role.ACCEPTOR, us, them.node, self._proof, self._nonce).encode()
+        mine = Hello(Role.ACCEPTOR, us, peer=them.node, proof=self._proof, nonce=self._nonce).encode()
         self._output += mine
         if hello.proof != self._proof:
             raise self._other_proof(hello)  # Our hello reveals this.
@@ -368,7 +368,7 @@ def _decode_body(body: bytes) -> Hello:
         check_id("peer id", peer)
         if proof not in (_PROOF_NONE, _PROOF_HMAC_SHA256):
             raise ValueError(f"unknown proof {proof}")
-        return Hello(Role(role), Identity(cluster, node, disk, incarnation), peer, proof, nonce)
+        return Hello(Role(role), Identity(cluster, node, disk, incarnation), peer=peer, proof=proof, nonce=nonce)
     except (ValueError, IndexError) as error:
         raise HandshakeRefused(Fault.MALFORMED, f"its hello is malformed: {error}") from error
 

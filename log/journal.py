@@ -321,7 +321,7 @@ class Journal:
                     new[group] = log
         if parts:
             key = KEY.pack(number)
-            self._add_row(key, encode_row(key, contents, parts), len(parts) // 2, ops, dirty)
+            self._add_row(key, encode_row(key, contents, parts), len(parts) // 2, ops=ops, dirty=dirty)
         if self.rows_free:
             self._look_for_free_rows(ops, dirty)
         if self.first_row < self._needed_from:

@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple, NewType, TypeAlias
 import msgpack
 
 from holdfast.sdk.bounds import TooComplex, Walk, check_msgpack
+from holdfast.sdk.ids import NodeId as NodeId  # The log and the tables of members name nodes alike.
 
-NodeId = NewType("NodeId", str)
 GroupId = NewType("GroupId", int)
 
 #: An entry as the engine holds it: (command, index, term). The order is pysyncobj's.

@@ -112,7 +112,7 @@ class Group:
         future = node.loop.create_future()
         if node.open_for(future):
             next_members = tuple(NodeId(name) for name in members)
-            node.host.change_members(self.id, next_members, timeout_s, future, may_seal)
+            node.host.change_members(self.id, next_members, seconds=timeout_s, waiting=future, may_seal=may_seal)
             node.wake()
         return future
 
@@ -147,7 +147,7 @@ class Group:
         return self._node.host.replicas[self.id].engine.is_leader
 
     @property
-    def leader(self) -> str | None:
+    def leader(self) -> NodeId | None:
         return self._node.host.replicas[self.id].engine.leader
 
     @property
@@ -350,7 +350,7 @@ class LogNode:
     def links(self) -> dict[str, LinkStatus]:
         return self._links.status()
 
-    def connected(self) -> Collection[str]:
+    def connected(self) -> Collection[NodeId]:
         """The peers with a session."""
         return self.host.sessions.keys()
 
@@ -370,12 +370,12 @@ class LogNode:
 
     def counters(self) -> Counters:
         return Counters(
-            self._turns,
-            self._commits,
-            self.proposals,
-            self.host.dropped,
-            self._writer.commit_s,
-            self._writer.commit_s_max,
+            turns=self._turns,
+            commits=self._commits,
+            proposals=self.proposals,
+            dropped=self.host.dropped,
+            commit_s=self._writer.commit_s,
+            commit_s_max=self._writer.commit_s_max,
         )
 
     # -- turns -------------------------------------------------------------------------------------------------------

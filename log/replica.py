@@ -248,9 +248,20 @@ class Replica:
         match = {peer: progress.match for peer, progress in engine.progress.items()}
         role = ROLE_NAMES[engine.role] if engine.is_member else "learner"
         return Status(
-            self.group, self.epoch, engine.members, role, engine.term, engine.leader,
-            engine.commit, self.applied, log.last_index, log.base_index, match, engine.campaigns, engine.role_changes,
-        )  # fmt: skip
+            group=self.group,
+            epoch=self.epoch,
+            members=engine.members,
+            role=role,
+            term=engine.term,
+            leader=engine.leader,
+            commit=engine.commit,
+            applied=self.applied,
+            last=log.last_index,
+            base=log.base_index,
+            match=match,
+            elections=engine.campaigns,
+            role_changes=engine.role_changes,
+        )
 
     # -- the door ----------------------------------------------------------------------------------------------------
 
@@ -407,7 +418,7 @@ class Replica:
         """The offered state, if it may replace ours."""
         if not self.engine.may_install(offer.index, offer.index_term):
             return []
-        return [SnapshotWanted(self.group, peer, offer.index, offer.index_term, offer.detail)]
+        return [SnapshotWanted(self.group, peer, index=offer.index, term=offer.index_term, detail=offer.detail)]
 
     def install(self, index: int, term: int, swap: Callable[[], None]) -> bool:
         """Replace the state by the offered one, which `swap` puts in place durably. False if it is of no use."""

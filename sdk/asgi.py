@@ -106,14 +106,16 @@ class AsgiEndpoint:
             return
         if path.endswith("/discover") and invoke is None:
             if method not in ("GET", "HEAD"):
-                await _answer(send, 405, _error(405, "use GET"), "application/json", [(b"allow", b"GET")])
+                await _answer(send, 405, _error(405, "use GET"), "application/json", more=[(b"allow", b"GET")])
                 return
             await _answer(send, 200, json.dumps(self.inner.manifest).encode(), "application/json")
         elif invoke is not None:
             if method != "POST":
-                await _answer(send, 405, _error(405, "use POST"), "application/json", [(b"allow", b"POST")])
+                await _answer(send, 405, _error(405, "use POST"), "application/json", more=[(b"allow", b"POST")])
                 return
-            await self._invoke(unquote(invoke[1]), unquote(invoke[2]), digest, scope, receive, send)
+            await self._invoke(
+                unquote(invoke[1]), unquote(invoke[2]), digest=digest, scope=scope, receive=receive, send=send
+            )
         else:
             text = "the paths here are GET /discover, the WebSocket /stream and POST /invoke/{service}/{handler}"
             await _answer(send, 404, _error(404, text), "application/json")
@@ -131,11 +133,11 @@ class AsgiEndpoint:
         return self.inner.identity.check(method, below, _header(scope, SIGNED_HEADER), _header(scope, SIGNATURE_HEADER))
 
     async def _invoke(
-        self, service: str, handler: str, digest: str | None, scope: _Message, receive: _Receive, send: _Send
+        self, service: str, handler: str, *, digest: str | None, scope: _Message, receive: _Receive, send: _Send
     ) -> None:
         if self.inner.stopping:
             text = _error(503, "the endpoint is shutting down")
-            await _answer(send, 503, text, "application/json", [(b"retry-after", b"1")])
+            await _answer(send, 503, text, "application/json", more=[(b"retry-after", b"1")])
             return
         try:
             version = body_version(_header(scope, VERSION_HEADER))
@@ -164,7 +166,7 @@ class AsgiEndpoint:
             newer = "a newer attempt of this invocation runs here"
             await _answer(send, 409, _error(409, newer), "application/json")
         else:
-            await _answer(send, 200, answer, MEDIA_TYPE, [(VERSION_HEADER.encode(), str(version).encode())])
+            await _answer(send, 200, answer, MEDIA_TYPE, more=[(VERSION_HEADER.encode(), str(version).encode())])
 
     # -- stream
 
@@ -332,7 +334,7 @@ def _error(status: int, message: str) -> bytes:
 
 async def _answer_refusal(send: _Send, refused: SignatureRefused) -> None:
     more = [(name.lower().encode(), value.encode()) for name, value in refused.headers.items()]
-    await _answer(send, refused.status, _error(refused.status, str(refused)), "application/json", more)
+    await _answer(send, refused.status, _error(refused.status, str(refused)), "application/json", more=more)
 
 
 async def _deny(scope: _Message, send: _Send, refused: SignatureRefused) -> None:
@@ -348,7 +350,7 @@ async def _deny(scope: _Message, send: _Send, refused: SignatureRefused) -> None
 
 
 async def _answer(
-    send: _Send, status: int, body: bytes, media_type: str, more: Iterable[tuple[bytes, bytes]] = ()
+    send: _Send, status: int, body: bytes, media_type: str, *, more: Iterable[tuple[bytes, bytes]] = ()
 ) -> None:
     headers = [
         (b"content-type", media_type.encode()),

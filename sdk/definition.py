@@ -215,7 +215,14 @@ class AnyService:
             raise BadDefinition(f"{name!r} is a path of the ingress: give the service another name")
         self.name = name
         self.doc = doc
-        self.options = Options(retry, inactivity_timeout, abort_timeout, retention, private, run_ahead)
+        self.options = Options(
+            retry=retry,
+            inactivity_timeout=inactivity_timeout,
+            abort_timeout=abort_timeout,
+            retention=retention,
+            private=private,
+            run_ahead=run_ahead,
+        )
         self.handlers: dict[str, AnyHandler[Any, Any]] = {}
 
     def __repr__(self) -> str:
@@ -280,7 +287,7 @@ class ServiceRef:
     def handler(self, name: str, input: type[I], output: type[O], *, main: bool = False) -> HandlerRef[I, O]: ...
     def handler(self, name: str, input: Any = Any, output: Any = Any, *, main: bool = False) -> HandlerRef[Any, Any]:
         """One of its handlers, with the types of its input and result."""
-        return HandlerRef(self.name, name, main, serde_for(input), serde_for(output))
+        return HandlerRef(self.name, name, main, input=serde_for(input), output=serde_for(output))
 
 
 @dataclass(frozen=True)
@@ -312,14 +319,14 @@ def resolve_target(handler: Any, key: str | None) -> Target:
         if not handler.is_keyed and key is not None:
             raise ValueError(f"{handler.path} belongs to a service without keys: call it without key=")
         input_serde = handler.input if handler.takes_input else NOTHING
-        target = Target(handler.service.name, handler.name, handler.is_main, input_serde, handler.output)
+        target = Target(handler.service.name, handler.name, handler.is_main, input=input_serde, output=handler.output)
     elif isinstance(handler, HandlerRef):
-        target = Target(handler.service_name, handler.name, handler.is_main, handler.input, handler.output)
+        target = Target(handler.service_name, handler.name, handler.is_main, input=handler.input, output=handler.output)
     elif isinstance(handler, str):
         service, slash, name = handler.partition("/")
         if not slash or not service or not name or "/" in name:
             raise ValueError(f"the name of a handler must be 'service/handler', not {handler!r}")
-        target = Target(service, name, False, serde_for(Any), serde_for(Any))
+        target = Target(service, name, is_main=False, input=serde_for(Any), output=serde_for(Any))
     else:
         raise TypeError(f"handler must be a handler, a HandlerRef or 'service/handler', not {handler!r:.80}")
     if not isinstance(handler, AnyHandler):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Final, NamedTuple, NewType, TypeAlias
+from typing import Final, NamedTuple, NewType, TypeAlias, cast
 
 #: 16 bytes: the partition key (32 bits, big-endian), then 96 bits that are random or derived.
 InvocationId = NewType("InvocationId", bytes)
@@ -13,6 +14,12 @@ NO_INVOCATION: Final = InvocationId(b"")
 ObjectId = NewType("ObjectId", bytes)
 #: The first 4 bytes of the ids of all invocations with one service and key.
 PartitionKey = NewType("PartitionKey", bytes)
+#: From 0; the group of the log with its entries has another number (`cluster/groups.py`).
+PartitionNumber = NewType("PartitionNumber", int)
+#: The name of a node.
+NodeId = NewType("NodeId", str)
+#: dp_…: an endpoint with the services that it offered when it was registered.
+DeploymentId = NewType("DeploymentId", str)
 #: What belongs to a partition: an invocation, or a key.
 Route: TypeAlias = InvocationId | PartitionKey
 
@@ -138,9 +145,14 @@ def child_id(caller: InvocationId, index: int, service: str, key: str | None, *,
     return InvocationId((tail[-4:] if spread else caller[:4]) + tail)
 
 
-def partition_of(route: Route, partitions: int) -> int:
+def partition_of(route: Route, partitions: int) -> PartitionNumber:
     """The partition, of `partitions`, that an invocation or a key belongs to: ranges of equal size over its first 32 bits."""
-    return int.from_bytes(route[:4], "big") * partitions >> 32
+    return int.from_bytes(route[:4], "big") * partitions >> 32  # type: ignore[return-value]  # Hot: no call for a type.
+
+
+def numbers_of(partitions: int) -> Sequence[PartitionNumber]:
+    """The numbers of that many partitions."""
+    return cast("Sequence[PartitionNumber]", range(partitions))
 
 
 def effect_key(invocation: InvocationId, step_key: str) -> str:

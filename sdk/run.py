@@ -275,7 +275,7 @@ class RunOperation(Operation[T]):
         self.index = attempt.length
         attempt.length += 1
         attempt.open[self.index] = self
-        attempt.send(Intent(attempt.id, attempt.epoch, self.index, self.key, self.name))
+        attempt.send(Intent(attempt.id, attempt.epoch, self.index, key=self.key, name=self.name))
         wait = attempt.acknowledged()
         if wait is not None:
             await self._hold(wait)
@@ -286,7 +286,7 @@ class RunOperation(Operation[T]):
         attempt = self.attempt
         attempt.check_here()
         self.retrying = False
-        attempt.send(Intent(attempt.id, attempt.epoch, self.index, self.key, self.name))
+        attempt.send(Intent(attempt.id, attempt.epoch, self.index, key=self.key, name=self.name))
         await self._backoff()
 
     async def _decide(self) -> Outcome | None:
@@ -368,10 +368,17 @@ class RunOperation(Operation[T]):
         retry = policy.wire() if policy is not None else None
         attempt.send(
             RunFailed(
-                attempt.id, attempt.epoch, self.index, self.key, self.name, pack_outcome(failure), retry,
-                retry_after_ms=retry_after_ms(error), began_ms=self.began_ms,
+                attempt.id,
+                attempt.epoch,
+                self.index,
+                key=self.key,
+                name=self.name,
+                failure=pack_outcome(failure),
+                retry=retry,
+                retry_after_ms=retry_after_ms(error),
+                began_ms=self.began_ms,
             )
-        )  # fmt: skip
+        )
         self.retrying = False
         return None
 
@@ -495,7 +502,7 @@ class RunOperation(Operation[T]):
         if self.index < 0:
             self.index = attempt.length
             attempt.length += 1
-            attempt.send(Intent(attempt.id, attempt.epoch, self.index, self.key, self.name))
+            attempt.send(Intent(attempt.id, attempt.epoch, self.index, key=self.key, name=self.name))
         self.abandon()
 
 

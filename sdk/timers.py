@@ -52,10 +52,11 @@ class PlainTimer(asyncio.TimerHandle):
         when: float,
         callback: Callable[..., Any],
         args: tuple[Any, ...],
+        *,
         loop: asyncio.AbstractEventLoop,
         context: contextvars.Context | None,
     ) -> None:
-        super().__init__(when, callback, args, loop, context)
+        super().__init__(when, callback, args, loop, context=context)
         self.armed: asyncio.TimerHandle | None = None
         self.forget: Callable[[PlainTimer], None] | None = None
 
@@ -146,7 +147,7 @@ class _Hooks:
                 "use ctx.sleep, ctx.timeout or ctx.select",
                 owner.name, delay, at, at=at,
             )  # fmt: skip
-        timer = PlainTimer(self.time() + delay, callback, args, self.loop, context)
+        timer = PlainTimer(self.time() + delay, callback, args, loop=self.loop, context=context)
         owner.plain_timer(timer, delay)
         return timer
 

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import lmdb
 
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.snapshots.errors import Corrupted, NewerVersion, NotFound, SnapshotError
 from holdfast.snapshots.files import remove_quietly
 from holdfast.snapshots.format import Expected, parse_name, read_header
@@ -62,7 +63,7 @@ class Stored:
 class Part(Stored):
     """The snapshot of one partition."""
 
-    partition: int
+    partition: PartitionNumber
     index: int
     term: int
     node: str
@@ -102,7 +103,7 @@ class Interrupted:
     id: str
 
 
-def part_name(partition: int, snapshot: str) -> str:
+def part_name(partition: PartitionNumber, snapshot: str) -> str:
     return f"partitions/{partition:04d}/{snapshot}"
 
 
@@ -283,7 +284,7 @@ def verify_backup(
     `scratch` needs space for twice the largest partition. `work` is called once per partition.
     """
     read_meta(store, manifest)
-    marks: dict[int, Marks] = {}
+    marks: dict[PartitionNumber, Marks] = {}
     for part in manifest.parts:
         group = first_group + part.partition
         file = fetch_part(store, manifest, part, scratch, group=group, schema_max=schema_max, work=work(part.partition))

@@ -71,7 +71,7 @@ def cut_blocking(
         make_directory(directory)
         draft = directory / f"{_DRAFT}{token or secrets.token_hex(8)}"
         try:
-            header = _write(env, describe, draft, work, now_s)
+            header = _write(env, describe, draft, work=work, now_s=now_s)
             path = directory / header.name
             move_into_place(draft, path)
         except BaseException:
@@ -87,7 +87,7 @@ def remove_drafts(directory: Path) -> None:
         remove_quietly(draft)
 
 
-def _write(env: lmdb.Environment, describe: Describe, draft: Path, work: Work, now_s: Callable[[], float]) -> Header:
+def _write(env: lmdb.Environment, describe: Describe, draft: Path, *, work: Work, now_s: Callable[[], float]) -> Header:
     fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE)
     try:
         os.lseek(fd, BLOCK_BYTES, os.SEEK_SET)

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import boto3
 from boto3.exceptions import Boto3Error
-from boto3.s3.transfer import TransferConfig, create_transfer_manager
+from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
@@ -42,6 +42,7 @@ from botocore.exceptions import (
     TokenRetrievalError,
 )
 from s3transfer.exceptions import CancelledError
+from s3transfer.manager import TransferManager
 from s3transfer.subscribers import BaseSubscriber
 
 from holdfast.snapshots.errors import (
@@ -55,7 +56,7 @@ from holdfast.snapshots.errors import (
 )
 from holdfast.snapshots.files import SteadyWriter, open_private
 from holdfast.snapshots.stores import S3Place, Stat, check_name, check_prefix, probe
-from holdfast.snapshots.work import PIECE_BYTES, Work
+from holdfast.snapshots.work import PIECE_BYTES, FewThreads, Work
 
 _DENIED: Final = {
     "403", "401", "AccessDenied", "AllAccessDisabled", "AuthorizationHeaderMalformed", "ExpiredToken", "Forbidden",
@@ -139,7 +140,9 @@ class S3Store:
             max_concurrency=_UPLOAD_THREADS,
             max_bandwidth=rate,
         )
-        with self._edge(name), source.open("rb") as file, create_transfer_manager(self._client, config) as manager:
+        # Its own threads would hold up the end of the process as long as the store is silent.
+        transfers = TransferManager(self._client, config, executor_cls=FewThreads)
+        with self._edge(name), source.open("rb") as file, transfers as manager:
             future = manager.upload(file, self.place.bucket, key, subscribers=[seen])
             try:
                 while not future.done():
@@ -168,7 +171,7 @@ class S3Store:
             failures = 0
             while (have := os.fstat(target.fileno()).st_size) < size:
                 try:
-                    self._append(name, target.fileno(), have, size, work)
+                    self._append(name, target.fileno(), have=have, size=size, work=work)
                 except (Unreachable, StoreFailed):
                     # Progress resets the count, so a link that breaks every few hundred megabytes still gets everything
                     # across.
@@ -179,7 +182,7 @@ class S3Store:
             os.fsync(target.fileno())
         work.end()
 
-    def _append(self, name: str, fd: int, have: int, size: int, work: Work) -> None:
+    def _append(self, name: str, fd: int, *, have: int, size: int, work: Work) -> None:
         with self._edge(name):
             response = self._client.get_object(
                 Bucket=self.place.bucket, Key=self._key(name), Range=f"bytes={have}-{size - 1}"

@@ -21,6 +21,7 @@ from typing import Final
 
 import msgpack
 
+from holdfast.log.messages import GroupId
 from holdfast.sdk.bounds import check_msgpack
 from holdfast.snapshots.errors import Corrupted, PeerRefused
 from holdfast.snapshots.files import PRIVATE_FILE, make_directory, move_into_place, remove_quietly, room_on_disk
@@ -137,7 +138,7 @@ _ATTEMPTS: Final = 3
 class PeerSource:
     """The serving side: returns chunks of local snapshots to authenticated peers."""
 
-    def __init__(self, find: Callable[[int], Path | None]) -> None:
+    def __init__(self, find: Callable[[GroupId], Path | None]) -> None:
         """`find` returns the directory of a group's snapshots, or None if this node has none."""
         self._find = find
 
@@ -147,7 +148,7 @@ class PeerSource:
             case [1, int(kind), int(group), str(name), int(offset), int(length)] if kind == _READ:
                 if parse_name(name) is None or offset < 0 or not 0 < length <= CHUNK_BYTES_MAX:
                     return _refusal("the request is out of bounds")
-                directory = self._find(group)
+                directory = self._find(GroupId(group))
                 if directory is None:
                     return _refusal(f"group {group} is not here")
                 return await asyncio.to_thread(_read_chunk, directory / name, offset, length)
@@ -175,7 +176,7 @@ def _refusal(detail: str) -> bytes:
 async def fetch_from_peer(
     request: Request,
     peer: str,
-    group: int,
+    group: GroupId,
     name: str,
     directory: Path,
     *,
@@ -193,7 +194,7 @@ async def fetch_from_peer(
     part = path.with_name(path.name + PART)
     with room_on_disk(directory):
         resumed = await asyncio.to_thread(_prepare, directory, part)
-        fetcher = _Fetcher(request, peer, group, name, chunk_bytes, progress, throttle)
+        fetcher = _Fetcher(request, peer, group, name, chunk_bytes=chunk_bytes, progress=progress, throttle=throttle)
         await fetcher.fetch(part)
         try:
             return await in_thread(lambda _: _accept(part, path, expected))
@@ -219,8 +220,9 @@ class _Fetcher:
         self,
         request: Request,
         peer: str,
-        group: int,
+        group: GroupId,
         name: str,
+        *,
         chunk_bytes: int,
         progress: Progress | None,
         throttle: Throttle | None,

@@ -1,8 +1,9 @@
 """Long work outside the event loop: threads that report progress, respect a rate limit and can be cancelled.
 
 A cut, an upload or a restore reads and writes gigabytes. It runs in its own thread; each such function takes a `Work`
-and calls `step` for every piece. Cancellation never abandons a thread: a cancelled task ends only after the thread has
-ended and released its files and the LMDB environment.
+and calls `step` for every piece. A cancelled task ends only after the thread has ended and released its files and the LMDB
+environment. Only a thread that does no more than talk to a store may be abandoned, since a silent store holds it up for
+minutes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from queue import SimpleQueue
 from typing import Final, ParamSpec, TypeVar
 
 from holdfast.snapshots.errors import Cancelled
@@ -22,6 +24,8 @@ Progress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in total; the total is 0 while it is unknown."""
 
 PIECE_BYTES = 1 << 20
+#: How long a store may take to end a cancelled request before its thread is abandoned.
+ABANDON_S: Final = 3.0
 _REPORT_EVERY_S = 0.1
 
 
@@ -110,9 +114,16 @@ class Work:
 
 
 async def in_thread(
-    function: Callable[[Work], T], *, progress: Progress | None = None, throttle: Throttle | None = None
+    function: Callable[[Work], T],
+    *,
+    progress: Progress | None = None,
+    throttle: Throttle | None = None,
+    abandon_after_s: float | None = None,
 ) -> T:
     """Run `function` in its own thread. `progress` is called on the event loop.
+
+    A cancelled caller waits for the end of the thread, or for `abandon_after_s` seconds if `function` only talks to a
+    store and holds nothing that the caller gives to others afterwards.
 
     The loop's default executor has few threads, and a download that waits for a store must not block other users of it.
     The caller bounds how many run at once.
@@ -134,12 +145,17 @@ async def in_thread(
 
     ended = loop.run_in_executor(_SNAPSHOTS, run)
     interrupted: asyncio.CancelledError | None = None
+    abandon_at: float | None = None
     while not ended.done():
         try:
-            await asyncio.shield(ended)
+            await asyncio.wait((ended,), timeout=None if abandon_at is None else max(abandon_at - loop.time(), 0.0))
         except asyncio.CancelledError as error:
+            if interrupted is None and abandon_after_s is not None:
+                abandon_at = loop.time() + abandon_after_s
             interrupted = error
             work.cancel()
+        if interrupted is not None and abandon_at is not None and loop.time() >= abandon_at:
+            raise interrupted
     result, failure = outcome[0]
     if interrupted is not None:
         raise interrupted
@@ -164,6 +180,15 @@ def _hear(ended: asyncio.Future[T]) -> None:
         ended.exception()
 
 
+def _fulfil(future: Future[T], function: Callable[[], T]) -> None:
+    try:
+        result = function()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
 class Threads(Executor):
     """A thread of its own for each piece of work, which does not keep the process from ending.
 
@@ -178,15 +203,59 @@ class Threads(Executor):
         future: Future[T] = Future()
 
         def run() -> None:
-            try:
-                result = function(*args, **options)
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+            _fulfil(future, lambda: function(*args, **options))
 
         threading.Thread(target=run, name=self._name, daemon=True).start()
         return future
+
+
+class FewThreads(Executor):
+    """Up to `max_workers` threads, started as they are needed, which do not keep the process from ending.
+
+    In the place of `concurrent.futures.ThreadPoolExecutor`, where the threads talk to a store: the end of a process waits for
+    the threads of that one, and so for a silent store.
+    """
+
+    def __init__(self, max_workers: int) -> None:
+        self._max_workers = max_workers
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._is_shut = False
+
+    def submit(self, function: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+
+        def work() -> None:
+            if future.set_running_or_notify_cancel():
+                _fulfil(future, lambda: function(*args, **options))
+
+        with self._lock:
+            if self._is_shut:
+                raise RuntimeError("no work is taken after shutdown")
+            self._work.put(work)
+            if not self._idle.acquire(blocking=False) and len(self._threads) < self._max_workers:
+                thread = threading.Thread(target=self._run, name="holdfast-store", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        assert not cancel_futures, "nobody asks for it"
+        with self._lock:
+            self._is_shut = True
+            for _ in self._threads:
+                self._work.put(None)
+        if wait:
+            for thread in self._threads:
+                thread.join()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            del work
+            self._idle.release()
 
 
 _SNAPSHOTS: Final = Threads("holdfast-snapshots")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.ids import DeploymentId, InvocationId
 from holdfast.sdk.journal import Failure, pack_outcome
 from holdfast.statemachine import history, hooks, timers
 from holdfast.statemachine.commands import FailAttempt, Pause, PostponeAttempt, Redispatch, Resume, Retry
@@ -74,7 +74,7 @@ def missing(state: State, ident: InvocationId) -> Result:
     return UNKNOWN if state.get(COMPLETED + ident) is None else DONE
 
 
-def pin(state: State, record: Invocation, deployment: str | None) -> None:
+def pin(state: State, record: Invocation, deployment: DeploymentId | None) -> None:
     """Pin the invocation to a deployment: the code that resumes is the code that started."""
     if deployment is not None and deployment != record.deployment:
         if record.deployment is not None:

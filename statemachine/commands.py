@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import msgpack
 
-from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.ids import DeploymentId, InvocationId, PartitionNumber
 from holdfast.statemachine.levels import LEVEL, TooNew, trimmed
 from holdfast.statemachine.webhooks import HookId
 
@@ -106,7 +106,7 @@ class RecordStep(NamedTuple):
     key: str
     argument: list[Any]
     outcome: list[Any] | None
-    deployment: str | None  # pins the invocation with its first step
+    deployment: DeploymentId | None  # pins the invocation with its first step
     child: list[Any] | None = None
     digest: bytes = b""
     began_ms: int = 0  # when the function of a RUN began, by the clock of the handler's process; 0: not known
@@ -123,7 +123,7 @@ class RecordRunFailure(NamedTuple):
     failure: list[Any]
     retry: Retry
     jitter_ms: int
-    deployment: str | None
+    deployment: DeploymentId | None
     retry_after_ms: int = 0  # when the function asked to be tried again; 0: as the policy says
     began_ms: int = 0
 
@@ -136,7 +136,7 @@ class RecordIntent(NamedTuple):
     step: int
     key: str
     name: str
-    deployment: str | None
+    deployment: DeploymentId | None
 
 
 class RecordRunOutcome(NamedTuple):
@@ -171,7 +171,7 @@ class Complete(NamedTuple):
     id: InvocationId
     epoch: int
     outcome: list[Any]
-    deployment: str | None
+    deployment: DeploymentId | None
     length: int = -1
     #: Whether the SDK can tell the code about a cancellation that came before the output. Then another attempt begins.
     notices: bool = False
@@ -211,7 +211,7 @@ class Resume(NamedTuple):
     """Run a paused or backing-off invocation now; `deployment` moves it to another one."""
 
     id: InvocationId
-    deployment: str | None
+    deployment: DeploymentId | None
 
 
 class Restart(NamedTuple):
@@ -225,7 +225,7 @@ class Restart(NamedTuple):
     id: InvocationId
     new_id: InvocationId
     step: int
-    deployment: str | None  # for a copied prefix; None: where the original ran
+    deployment: DeploymentId | None  # for a copied prefix; None: where the original ran
 
 
 class Purge(NamedTuple):
@@ -292,7 +292,7 @@ class FireTimers(NamedTuple):
 class Deliver(NamedTuple):
     """Messages `first`, `first + 1`, ... from the outbox of partition `source`: packed commands."""
 
-    source: int
+    source: PartitionNumber
     first: int
     messages: list[bytes]
 
@@ -300,7 +300,7 @@ class Deliver(NamedTuple):
 class TrimOutbox(NamedTuple):
     """Partition `target` has accepted all messages up to `sequence`."""
 
-    target: int
+    target: PartitionNumber
     sequence: int
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.ids import DeploymentId, InvocationId, PartitionNumber
 
 
 class First(NamedTuple):
@@ -39,7 +39,7 @@ class RecoverAttempt(NamedTuple):
     epoch: int
     service: str
     handler: str
-    deployment: str | None  # None: it is not pinned yet.
+    deployment: DeploymentId | None  # None: it is not pinned yet.
     key: str | None = None
 
 
@@ -98,7 +98,7 @@ class Reply(NamedTuple):
 class FlushOutbox(NamedTuple):
     """There are new messages for partition `target`."""
 
-    target: int
+    target: PartitionNumber
 
 
 class ArmTimer(NamedTuple):

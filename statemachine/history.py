@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
-from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.ids import DeploymentId, InvocationId
 from holdfast.statemachine.outcomes import Packed, failure_of
 from holdfast.statemachine.records import Invocation, pack, unpack
 from holdfast.statemachine.state import State
@@ -47,7 +47,7 @@ class EndedAttempt(NamedTuple):
     started_ms: int
     ended_ms: int
     how: int
-    deployment: str | None  # that the invocation was pinned to
+    deployment: DeploymentId | None  # that the invocation was pinned to
     node: str  # that led the partition when it ended
     code: int = 0
     message: str = ""

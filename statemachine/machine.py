@@ -22,7 +22,7 @@ Use: `state.begin(txn)`, then `apply` for every command of the entries at hand, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, assert_never
+from typing import Any, Final, assert_never, get_args
 
 from holdfast.sdk.ids import InvocationId, ObjectId
 from holdfast.statemachine import (
@@ -202,3 +202,4 @@ _HANDLERS: Final[dict[type[Any], Callable[[State, Any], Result]]] = {
     ForgetNotices: hooks.forget,
     Decide: decisions.decide,
 }
+assert _HANDLERS.keys() == {*get_args(Command)}, "every command has a function that carries it out"

@@ -16,33 +16,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.statemachine.records import unpack
-from holdfast.statemachine.tables import OUTBOX, SENT, TAKEN, after, partition_bytes
+from holdfast.statemachine.tables import OUTBOX, SENT, TAKEN, after, partition_bytes, partition_in_key
 from holdfast.statemachine.txn import ReadTxn
 
 
 class Marks(NamedTuple):
     """The newest sequence exchanged with each other partition. A missing partition means 0."""
 
-    sent: dict[int, int]
-    taken: dict[int, int]
-    trimmed: dict[int, int]
+    sent: dict[PartitionNumber, int]
+    taken: dict[PartitionNumber, int]
+    trimmed: dict[PartitionNumber, int]
 
 
 def read_marks(txn: ReadTxn) -> Marks:
-    sent = {int.from_bytes(key[1:], "big"): unpack(raw) for key, raw in txn.scan(SENT, after(SENT))}
-    taken = {int.from_bytes(key[1:], "big"): unpack(raw) for key, raw in txn.scan(TAKEN, after(TAKEN))}
+    sent = {partition_in_key(key): unpack(raw) for key, raw in txn.scan(SENT, after(SENT))}
+    taken = {partition_in_key(key): unpack(raw) for key, raw in txn.scan(TAKEN, after(TAKEN))}
     return Marks(sent, taken, {target: _trimmed(txn, target, newest) for target, newest in sent.items()})
 
 
-def _trimmed(txn: ReadTxn, target: int, sent: int) -> int:
+def _trimmed(txn: ReadTxn, target: PartitionNumber, sent: int) -> int:
     prefix = OUTBOX + partition_bytes(target)
     for key, _ in txn.scan(prefix, after(prefix)):
         return int.from_bytes(key[5:], "big") - 1
     return sent
 
 
-def why_not_together(marks: Mapping[int, Marks]) -> str | None:
+def why_not_together(marks: Mapping[PartitionNumber, Marks]) -> str | None:
     """What would be lost or repeated if these partitions continued from these states. None: nothing."""
     for source, mine in marks.items():
         for target, its in marks.items():

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from holdfast.sdk.ids import NodeId, PartitionNumber, numbers_of
 from holdfast.statemachine.effects import Code, Result
 
 ACTIVE: Final = "active"
@@ -27,7 +28,7 @@ MEMBERS_MAX: Final = 15  # Of one group, as in the log.
 class Member(NamedTuple):
     """A node as the others know it. The zone is its failure domain: a host or a rack; empty: the node is its own."""
 
-    name: str
+    name: NodeId
     zone: str
     address: str  # host:port of its peer link
     ingress_url: str = ""
@@ -41,14 +42,14 @@ class Member(NamedTuple):
 
 
 class Replicas(NamedTuple):
-    members: tuple[str, ...]  # sorted
+    members: tuple[NodeId, ...]  # sorted
     epoch: int = 0
 
 
 class PutNode(NamedTuple):
     """A node tells its address, or an operator adds a node. The state of a known node stays."""
 
-    name: str
+    name: NodeId
     zone: str
     address: str
     ingress_url: str = ""
@@ -56,31 +57,31 @@ class PutNode(NamedTuple):
 
 
 class SetNodeState(NamedTuple):
-    name: str
+    name: NodeId
     state: str
 
 
 class AssignPartition(NamedTuple):
     """The log of a partition has had these members since this epoch."""
 
-    partition: int
-    members: list[str]
+    partition: PartitionNumber
+    members: list[NodeId]
     epoch: int
 
 
 class Membership:
     def __init__(self) -> None:
-        self.nodes: dict[str, Member] = {}
-        self.table: dict[int, Replicas] = {}
+        self.nodes: dict[NodeId, Member] = {}
+        self.table: dict[PartitionNumber, Replicas] = {}
         #: The table at the founding. A founder that missed the beginning creates its groups from it.
-        self.first: dict[int, tuple[str, ...]] = {}
+        self.first: dict[PartitionNumber, tuple[NodeId, ...]] = {}
         self.replication = 0
 
-    def found(self, *, partitions: int, founders: Sequence[str], replication: int) -> None:
+    def found(self, *, partitions: int, founders: Sequence[NodeId], replication: int) -> None:
         self.replication = replication
         known = [self.nodes.get(name) or Member(name, "", "") for name in sorted(dict.fromkeys(founders))]
-        load: Counter[str] = Counter()
-        for partition in range(partitions):
+        load: Counter[NodeId] = Counter()
+        for partition in numbers_of(partitions):
             chosen: list[Member] = []
             while len(chosen) < min(replication, len(known)):
                 rest = [node for node in known if node not in chosen]
@@ -90,10 +91,10 @@ class Membership:
             self.table[partition] = Replicas(members)
             self.first[partition] = members
 
-    def place(self, placement: Sequence[Sequence[str]], replication: int) -> None:
+    def place(self, placement: Sequence[Sequence[NodeId]], replication: int) -> None:
         """As `found`, where the places are given."""
         self.replication = replication
-        for partition, names in enumerate(placement):
+        for partition, names in zip(numbers_of(len(placement)), placement, strict=True):
             self.first[partition] = members = tuple(sorted(names))
             self.table[partition] = Replicas(members)
 
@@ -160,12 +161,12 @@ class Membership:
 
 def next_change(
     membership: Membership,
-    number: int,
+    number: PartitionNumber,
     *,
-    ready: Collection[str],
-    present: Collection[str],
-    moving: Mapping[int, Sequence[str]] | None = None,
-) -> tuple[str, ...] | None:
+    ready: Collection[NodeId],
+    present: Collection[NodeId],
+    moving: Mapping[PartitionNumber, Sequence[NodeId]] | None = None,
+) -> tuple[NodeId, ...] | None:
     """The members that a partition should have after one change: one more, one less or one replaced. None: no change is
     needed.
 
@@ -174,7 +175,7 @@ def next_change(
     an unfinished copy does not replace a finished one.
     """
     nodes, members = membership.nodes, membership.table[number].members
-    load: Counter[str] = Counter()
+    load: Counter[NodeId] = Counter()
     for other, replicas in membership.table.items():
         load.update((moving or {}).get(other, replicas.members))
     staying = sorted(node.name for node in nodes.values() if node.state in (ACTIVE, DRAINING))
@@ -184,7 +185,7 @@ def next_change(
     lost = [node for node in here if node.name not in present]
     gone = sorted((node for node in here if node.state in (LEAVING, REMOVED)), key=lambda node: node not in lost)
 
-    def changed(out: Member | None, into: Member | None) -> tuple[str, ...]:
+    def changed(out: Member | None, into: Member | None) -> tuple[NodeId, ...]:
         if len(members) == 1 and into is not None:
             out = None  # The leader of a change must still be a member after it: first two members, then the new one alone.
         names = {*members} - ({out.name} if out is not None else set())
@@ -223,5 +224,5 @@ def _together(node: Member, others: Sequence[Member]) -> int:
     return sum(other.place == node.place for other in others if other is not node)
 
 
-def _cost(node: Member, others: Sequence[Member], load: Counter[str]) -> tuple[int, int, str]:
+def _cost(node: Member, others: Sequence[Member], load: Counter[NodeId]) -> tuple[int, int, str]:
     return (_together(node, others), load[node.name], node.name)

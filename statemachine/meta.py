@@ -11,10 +11,11 @@ unless it is forced. A forced deployment keeps its id, and its invocations conti
 from __future__ import annotations
 
 import copy
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, assert_never
 
 import msgpack
 
+from holdfast.sdk.ids import DeploymentId, NodeId
 from holdfast.statemachine.access import CreateToken, NoteTokenUse, RevokeToken, RotateToken, Tokens
 from holdfast.statemachine.audit import RecordActs, Trail, read_acts
 from holdfast.statemachine.effects import Code, Result
@@ -63,7 +64,7 @@ class Service(NamedTuple):
 
 
 class Deployment(NamedTuple):
-    id: str
+    id: DeploymentId
     uri: str
     services: list[Service]
     sdk: str
@@ -100,13 +101,13 @@ class FoundCluster(NamedTuple):
 
     cluster: str
     partitions: int
-    founders: list[str] = []  # noqa: RUF012 - never changed in place
+    founders: list[NodeId] = []  # noqa: RUF012 - never changed in place
     replication: int = 3
     level: int = FIRST  # every founder supports it; see `levels`
 
 
 class RegisterDeployment(NamedTuple):
-    id: str
+    id: DeploymentId
     uri: str
     services: list[Service]
     sdk: str
@@ -121,14 +122,14 @@ class RemoveDeployment(NamedTuple):
     """Remove a deployment. `force` removes even one that new invocations use. The proposer has checked whether it is
     drained."""
 
-    id: str
+    id: DeploymentId
     force: bool
 
 
 class RestoreDeployment(NamedTuple):
     """A deployment of the cluster that this one is restored from. Accepted only before this one is founded."""
 
-    id: str
+    id: DeploymentId
     uri: str
     services: list[Service]
     sdk: str
@@ -148,9 +149,9 @@ class RestoreCluster(NamedTuple):
     """
 
     cluster: str
-    placement: list[list[str]]
+    placement: list[list[NodeId]]
     replication: int
-    offers: dict[str, list[str]]
+    offers: dict[str, list[DeploymentId]]
     revisions: dict[str, int]
     level: int = FIRST
 
@@ -262,8 +263,8 @@ class MetaState:
     def __init__(self) -> None:
         self.cluster = ""
         self.partitions = 0
-        self.deployments: dict[str, Deployment] = {}
-        self.offers: dict[str, list[str]] = {}
+        self.deployments: dict[DeploymentId, Deployment] = {}
+        self.offers: dict[str, list[DeploymentId]] = {}
         self.revisions: dict[str, int] = {}  # service -> the newest revision number ever given
         self.now_ms = 0
         self.membership = Membership()
@@ -321,61 +322,65 @@ class Outcome(NamedTuple):
     """What a proposer is told."""
 
     result: Result
-    deployment: str | None = None
+    deployment: DeploymentId | None = None
     differences: tuple[str, ...] = ()
 
 
 def apply(state: MetaState, now_ms: int, command: MetaCommand) -> Outcome:
     """Total: an invalid manifest was refused before it was proposed."""
     state.now_ms = max(state.now_ms, now_ms)
-    if type(command) is FoundCluster:
-        return _found(state, command)
-    if type(command) is RegisterDeployment:
-        return _register(state, command)
-    if type(command) is RemoveDeployment:
-        return _remove(state, command)
-    if type(command) is PutNode:
-        return Outcome(state.membership.put(command))
-    if type(command) is SetNodeState:
-        return Outcome(state.membership.set_state(command))
-    if type(command) is AssignPartition:
-        return Outcome(state.membership.assign(command))
-    if type(command) is RaiseLevel:
-        return _raise_level(state, command.level)
-    if type(command) is CreateToken:
-        return Outcome(state.tokens.create(command, state.now_ms))
-    if type(command) is RotateToken:
-        return Outcome(state.tokens.rotate(command, state.now_ms))
-    if type(command) is RevokeToken:
-        return Outcome(state.tokens.revoke(command))
-    if type(command) is NoteTokenUse:
-        return Outcome(state.tokens.note_use(command))
-    if type(command) is RecordActs:
-        return Outcome(state.trail.record(command))
-    if type(command) is AddIdentityKey:
-        return Outcome(state.identity.add(command, state.now_ms))
-    if type(command) is RetireIdentityKey:
-        return Outcome(state.identity.retire(command))
-    if type(command) is Halt:
-        return Outcome(state.pauses.halt(command, state.now_ms))
-    if type(command) is Release:
-        return Outcome(state.pauses.release(command))
-    if type(command) is CreateWebhook:
-        return Outcome(state.webhooks.create(command, state.now_ms))
-    if type(command) is DeleteWebhook:
-        return Outcome(state.webhooks.delete(command, state.now_ms))
-    if state.partitions:
-        return Outcome(Result(Code.UNCHANGED, f"the cluster has {state.partitions} partitions"))
-    if type(command) is RestoreDeployment:
-        state.deployments[command.id] = Deployment(*command)
-        return Outcome(Result(), command.id)
-    assert type(command) is RestoreCluster
-    return _restore(state, command)
+    match command:
+        case FoundCluster():
+            return _found(state, command)
+        case RegisterDeployment():
+            return _register(state, command)
+        case RemoveDeployment():
+            return _remove(state, command)
+        case PutNode():
+            return Outcome(state.membership.put(command))
+        case SetNodeState():
+            return Outcome(state.membership.set_state(command))
+        case AssignPartition():
+            return Outcome(state.membership.assign(command))
+        case RaiseLevel():
+            return _raise_level(state, command.level)
+        case CreateToken():
+            return Outcome(state.tokens.create(command, state.now_ms))
+        case RotateToken():
+            return Outcome(state.tokens.rotate(command, state.now_ms))
+        case RevokeToken():
+            return Outcome(state.tokens.revoke(command))
+        case NoteTokenUse():
+            return Outcome(state.tokens.note_use(command))
+        case RecordActs():
+            return Outcome(state.trail.record(command))
+        case AddIdentityKey():
+            return Outcome(state.identity.add(command, state.now_ms))
+        case RetireIdentityKey():
+            return Outcome(state.identity.retire(command))
+        case Halt():
+            return Outcome(state.pauses.halt(command, state.now_ms))
+        case Release():
+            return Outcome(state.pauses.release(command))
+        case CreateWebhook():
+            return Outcome(state.webhooks.create(command, state.now_ms))
+        case DeleteWebhook():
+            return Outcome(state.webhooks.delete(command, state.now_ms))
+        case RestoreDeployment():
+            return _restore_deployment(state, command)
+        case RestoreCluster():
+            return _restore(state, command)
+        case _:
+            assert_never(command)
+
+
+def _founded(state: MetaState) -> Outcome:
+    return Outcome(Result(Code.UNCHANGED, f"the cluster has {state.partitions} partitions"))
 
 
 def _found(state: MetaState, command: FoundCluster) -> Outcome:
     if state.partitions:
-        return Outcome(Result(Code.UNCHANGED, f"the cluster has {state.partitions} partitions"))
+        return _founded(state)
     state.cluster, state.partitions = command.cluster, command.partitions
     state.membership.found(partitions=command.partitions, founders=command.founders, replication=command.replication)
     _raise_level(state, command.level)
@@ -391,7 +396,16 @@ def _raise_level(state: MetaState, level: int) -> Outcome:
     return Outcome(Result())
 
 
+def _restore_deployment(state: MetaState, command: RestoreDeployment) -> Outcome:
+    if state.partitions:
+        return _founded(state)
+    state.deployments[command.id] = Deployment(*command)
+    return Outcome(Result(), command.id)
+
+
 def _restore(state: MetaState, command: RestoreCluster) -> Outcome:
+    if state.partitions:
+        return _founded(state)
     missing = {id_ for offers in command.offers.values() for id_ in offers} - set(state.deployments)
     if missing:
         return Outcome(Result(Code.CONFLICT, f"deployments are missing: {', '.join(sorted(missing))}"))
@@ -405,7 +419,7 @@ def _restore(state: MetaState, command: RestoreCluster) -> Outcome:
     return Outcome(Result())
 
 
-def restored(old: MetaState, *, cluster: str, placement: list[list[str]], replication: int) -> list[MetaCommand]:
+def restored(old: MetaState, *, cluster: str, placement: list[list[NodeId]], replication: int) -> list[MetaCommand]:
     """The commands, in order, that give a new cluster what the old one knew, except for its nodes."""
     return [
         *(RestoreDeployment(*deployment) for deployment in old.deployments.values()),
@@ -501,7 +515,7 @@ def _remove(state: MetaState, command: RemoveDeployment) -> Outcome:
     return Outcome(Result(), command.id)
 
 
-def _withdraw(state: MetaState, deployment: str) -> None:
+def _withdraw(state: MetaState, deployment: DeploymentId) -> None:
     for service in [name for name, offers in state.offers.items() if deployment in offers]:
         state.offers[service].remove(deployment)
         if not state.offers[service]:

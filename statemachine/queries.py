@@ -11,7 +11,7 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from holdfast.sdk.ids import InvocationId, ObjectId, object_id
+from holdfast.sdk.ids import DeploymentId, InvocationId, ObjectId, PartitionNumber, object_id
 from holdfast.sdk.journal import Op
 from holdfast.statemachine import blobs, listing, refs, retention, timers, values
 from holdfast.statemachine.commands import Payload, Ref
@@ -62,6 +62,7 @@ from holdfast.statemachine.tables import (
     outbox_key,
     parcel_key,
     partition_bytes,
+    partition_in_key,
     step_bytes,
 )
 from holdfast.statemachine.txn import ReadTxn
@@ -175,7 +176,7 @@ class Filter(NamedTuple):
     service: str | None = None
     handler: str | None = None
     key: str | None = None
-    deployment: str | None = None
+    deployment: DeploymentId | None = None
     created_before_ms: int | None = None
     ends: tuple[int, ...] | None = None  # how it completed: see `records.End`
     created_since_ms: int | None = None
@@ -365,14 +366,14 @@ def outbox_length(txn: ReadTxn) -> int:
     """How many messages wait for other partitions."""
     total = 0
     for key, raw in txn.scan(SENT, after(SENT)):
-        target = int.from_bytes(key[1:], "big")
+        target = partition_in_key(key)
         for first, _ in txn.scan(outbox_key(target, 0), after(OUTBOX + partition_bytes(target))):
             total += int(unpack(raw)) - int.from_bytes(first[5:], "big") + 1
             break
     return total
 
 
-def outbox(txn: ReadTxn, target: int, after_sequence: int, limit: int) -> tuple[int, list[bytes]]:
+def outbox(txn: ReadTxn, target: PartitionNumber, after_sequence: int, limit: int) -> tuple[int, list[bytes]]:
     """At most `limit` messages behind `after_sequence`, and the sequence of the first (0 if there is none)."""
     first = 0
     messages: list[bytes] = []
@@ -384,15 +385,15 @@ def outbox(txn: ReadTxn, target: int, after_sequence: int, limit: int) -> tuple[
     return first, messages
 
 
-def parcels(txn: ReadTxn, target: int, first: int, last: int) -> list[tuple[int, list[Ref]]]:
+def parcels(txn: ReadTxn, target: PartitionNumber, first: int, last: int) -> list[tuple[int, list[Ref]]]:
     """Those of these messages that refer to large values, with their references."""
     rows = txn.scan(parcel_key(target, first), parcel_key(target, last + 1))
     return [(int.from_bytes(key[5:], "big"), unpack(raw)) for key, raw in rows]
 
 
-def outbox_targets(txn: ReadTxn) -> list[int]:
+def outbox_targets(txn: ReadTxn) -> list[PartitionNumber]:
     """Partitions that messages are waiting for."""
-    targets = [int.from_bytes(key[1:], "big") for key, _ in txn.scan(SENT, after(SENT))]
+    targets = [partition_in_key(key) for key, _ in txn.scan(SENT, after(SENT))]
     return [target for target in targets if outbox(txn, target, 0, 1)[1]]
 
 
@@ -491,7 +492,7 @@ class ServiceStatistics(NamedTuple):
 
 class Statistics(NamedTuple):
     services: dict[str, ServiceStatistics]
-    deployments: dict[str, int]  # active invocations pinned to each
+    deployments: dict[DeploymentId, int]  # active invocations pinned to each
     completed: int
     completed_bytes: int
     blobs: int = 0  # large values, each counted once
@@ -517,7 +518,9 @@ def statistics(txn: ReadTxn) -> Statistics:
             )
             for name, counters in services.items()
         },
-        deployments={key[1:].decode(): unpack(raw) for key, raw in txn.scan(DEPLOYMENT, after(DEPLOYMENT))},
+        deployments={
+            DeploymentId(key[1:].decode()): unpack(raw) for key, raw in txn.scan(DEPLOYMENT, after(DEPLOYMENT))
+        },
         completed=about.completed,
         completed_bytes=about.completed_bytes,
         blobs=about.blobs,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgpack
 
-from holdfast.sdk.ids import NO_INVOCATION, InvocationId, ObjectId
+from holdfast.sdk.ids import NO_INVOCATION, DeploymentId, InvocationId, ObjectId
 from holdfast.statemachine.commands import CALL_DEPTH_MAX
 from holdfast.statemachine.effects import Status
 from holdfast.statemachine.levels import FIRST, trimmed
@@ -68,7 +68,7 @@ class Invocation:
     listeners: int = 0  # beside the caller
     place: int = 0  # in the queue of its key
     cancelled: bool = False  # a cancellation that no step has noticed yet
-    deployment: str | None = None
+    deployment: DeploymentId | None = None
     failures: int = 0  # of attempts, since the last progress
     failing_since_ms: int = 0
     failures_total: int = 0

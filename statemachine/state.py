@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from holdfast.sdk.ids import InvocationId, ObjectId, partition_of
+from holdfast.sdk.ids import DeploymentId, InvocationId, ObjectId, PartitionNumber, partition_of
 from holdfast.statemachine.commands import Command
 from holdfast.statemachine.effects import ArmTimer, Effect
 from holdfast.statemachine.levels import LEVEL
@@ -59,7 +59,7 @@ class State:
         assert 0 <= partition < partitions
         self._first_level = level
         self.level = level  # See `levels`.
-        self.partition = partition
+        self.partition = PartitionNumber(partition)
         self.partitions = partitions
         self.effects: list[Effect] = []
         self.todo: deque[Command] = deque()  # Messages to this partition itself, handled before `apply` returns.
@@ -74,10 +74,10 @@ class State:
         self.changed_hooks: dict[HookId, Hook] = {}
         self.approvals_version = 0  # Grows with each change of the inbox, in memory alone: for those who watch it.
         self._counters: dict[str, list[int]] = {}
-        self._deployments: dict[str, int] = {}
-        self._sent: dict[int, int] = {}
-        self._taken: dict[int, int] = {}
-        self._flushing: dict[int, None] = {}  # Targets for which this transaction already has an effect.
+        self._deployments: dict[DeploymentId, int] = {}
+        self._sent: dict[PartitionNumber, int] = {}
+        self._taken: dict[PartitionNumber, int] = {}
+        self._flushing: dict[PartitionNumber, None] = {}  # Targets for which this transaction already has an effect.
         self._armed_ms = TIME_MAX
         self._meta: Meta | None = None
         self.meta = Meta(level=level)  # of the last transaction
@@ -230,14 +230,14 @@ class State:
             self._counters[service] = counters
         return counters
 
-    def count_deployment(self, deployment: str, change: int) -> None:
+    def count_deployment(self, deployment: DeploymentId, change: int) -> None:
         count = self._deployments.get(deployment)
         if count is None:
             raw = self.get(DEPLOYMENT + deployment.encode())
             count = 0 if raw is None else unpack(raw)
         self._deployments[deployment] = count + change
 
-    def sent(self, target: int) -> int:
+    def sent(self, target: PartitionNumber) -> int:
         """The newest sequence number in the outbox for `target`."""
         sequence = self._sent.get(target)
         if sequence is None:
@@ -245,10 +245,10 @@ class State:
             sequence = 0 if raw is None else unpack(raw)
         return sequence
 
-    def set_sent(self, target: int, sequence: int) -> None:
+    def set_sent(self, target: PartitionNumber, sequence: int) -> None:
         self._sent[target] = sequence
 
-    def taken(self, source: int) -> int:
+    def taken(self, source: PartitionNumber) -> int:
         """The newest sequence number accepted from `source`."""
         sequence = self._taken.get(source)
         if sequence is None:
@@ -256,7 +256,7 @@ class State:
             sequence = 0 if raw is None else unpack(raw)
         return sequence
 
-    def set_taken(self, source: int, sequence: int) -> None:
+    def set_taken(self, source: PartitionNumber, sequence: int) -> None:
         self._taken[source] = sequence
 
     # -- reminders -------------------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class State:
             self._armed_ms = due_ms
             self.effects.append(ArmTimer(due_ms))
 
-    def is_first_for(self, target: int) -> bool:
+    def is_first_for(self, target: PartitionNumber) -> bool:
         """Whether this transaction has sent nothing to `target` yet."""
         if target in self._flushing:
             return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, assert_never
 
 from holdfast.sdk.ids import ID_BYTES, InvocationId, ObjectId, object_id
 from holdfast.sdk.journal import By, Op
@@ -187,8 +187,10 @@ def _timed_of(txn: ReadTxn, timer: timers.Timer) -> Wait | None:
             return None
         step, index = unpack(raw), timer.step
         name, since_ms = "sleep" if step[0] == Op.SLEEP else step[2][0], _journaled_ms(step) or since_ms
-    else:
+    elif timer.kind is timers.Kind.INVOCATION:
         name = "start" if record.status == Status.SCHEDULED else "next attempt"
+    else:
+        assert_never(timer.kind)
     return Wait(
         kind=TIMED,
         invocation=ident,

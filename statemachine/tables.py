@@ -9,7 +9,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from holdfast.sdk.ids import InvocationId, ObjectId
+from holdfast.sdk.ids import InvocationId, ObjectId, PartitionNumber
 from holdfast.statemachine.levels import LEVEL, schema_of
 from holdfast.statemachine.webhooks import HookId
 
@@ -55,6 +55,11 @@ long_bytes = Struct(">Q").pack
 partition_bytes = Struct(">I").pack
 
 
+def partition_in_key(key: bytes) -> PartitionNumber:
+    """The other partition, of a key of SENT or TAKEN."""
+    return PartitionNumber(int.from_bytes(key[1:], "big"))
+
+
 def timer_key(due_ms: int, ident: InvocationId | ObjectId, step_or_mark: int) -> bytes:
     return TIMER + long_bytes(due_ms) + ident + step_bytes(step_or_mark)
 
@@ -67,11 +72,11 @@ def expiry_key(due_ms: int, invocation: InvocationId) -> bytes:
     return EXPIRY + long_bytes(due_ms) + invocation
 
 
-def outbox_key(target: int, sequence: int) -> bytes:
+def outbox_key(target: PartitionNumber, sequence: int) -> bytes:
     return OUTBOX + partition_bytes(target) + long_bytes(sequence)
 
 
-def parcel_key(target: int, sequence: int) -> bytes:
+def parcel_key(target: PartitionNumber, sequence: int) -> bytes:
     return PARCEL + partition_bytes(target) + long_bytes(sequence)
 
 

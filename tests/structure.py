@@ -20,7 +20,7 @@ JOURNAL = ("holdfast.sdk.ids", "holdfast.sdk.journal")
 # Room -> what of ours it may import besides itself. An entry covers everything below it.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "sdk": (),
-    "log": ("holdfast.sdk.bounds",),
+    "log": ("holdfast.sdk.bounds", "holdfast.sdk.ids"),
     "console": (),
     "statemachine": JOURNAL,
     "snapshots": ("holdfast.log", "holdfast.statemachine", *JOURNAL, "holdfast.sdk.bounds"),
@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "holdfast.sdk.pongs",
         "holdfast.sdk.signatures",
         "holdfast.sdk.bounds",
+        "holdfast.sdk.json_lines",  # What a node keeps of its log has the form of the log.
         "holdfast.sdk.trace_context",  # Nodes and handlers derive the same ids of spans.
         "holdfast.console",  # Served by the admin API.
     ),
@@ -112,6 +113,13 @@ NAMES_OF_IDS = {"id", "id_", "ids", "ident", "idents", "invocation", "caller", "
 
 # A call with more arguments names them.
 POSITIONAL_MAX = 4
+
+# What takes any number of arguments, which have no names: those of a callback, of a process, parts of a hash or of a path,
+# names of parameters.
+TAKES_ANY = {
+    "call_at", "call_later", "call_soon", "run_in_executor", "to_thread", "create_subprocess_exec", "derive",
+    "client.path", "Parameters",
+}  # fmt: skip
 
 UNSAFE_MODULES = {
     "pickle", "_pickle", "cPickle", "pickletools", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle", "joblib",
@@ -390,11 +398,12 @@ def unnamed_arguments(module: Module) -> set[str]:
     """What the module calls with more positional arguments than a reader can tell apart. The arguments of a log message
     have no names."""
     return {
-        dotted(node.func)
+        name
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Call)
         and sum(not isinstance(argument, ast.Starred) for argument in node.args) > POSITIONAL_MAX
-        and not dotted(node.func).startswith("logger.")
+        and not (name := dotted(node.func)).startswith("logger.")
+        and not {name, name.rpartition(".")[2]} & TAKES_ANY
     }
 
 

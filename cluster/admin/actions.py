@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
-from holdfast.cluster.admin.choices import ACTIONS
+from holdfast.cluster.admin.choices import ACTIONS, Action
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters
 from holdfast.cluster.errors import BadRequest, NotFound
-from holdfast.sdk.ids import ID_BYTES, InvocationId, format_id
+from holdfast.sdk.ids import ID_BYTES, DeploymentId, InvocationId, format_id
 from holdfast.statemachine.commands import Cancel, Command, Kill, Pause, Purge, Restart, Resume
 from holdfast.statemachine.effects import Code, Result
 
 
-def command_of(action: str, id_: InvocationId, parameters: Parameters, deployment: str | None) -> Command:
+def command_of(action: Action, id_: InvocationId, parameters: Parameters, deployment: DeploymentId | None) -> Command:
     match action:
         case "cancel":
             return Cancel(id_)
@@ -25,13 +25,15 @@ def command_of(action: str, id_: InvocationId, parameters: Parameters, deploymen
             return Resume(id_, deployment)
         case "purge":
             return Purge(id_)
-        case _:
+        case "restart":
             # In the partition of the first one, which has its journal.
             new_id = InvocationId(id_[:4] + os.urandom(ID_BYTES - 4))
             return Restart(id_, new_id, parameters.number("step", 0, 0, 2**32 - 1), deployment)
+        case _:
+            assert_never(action)
 
 
-_DONE: Final = {
+_DONE: Final[dict[Action, str]] = {
     "cancel": "Cancelling",
     "kill": "Killed",
     "pause": "Paused",
@@ -41,7 +43,7 @@ _DONE: Final = {
 }
 
 
-def show_done(action: str, id_: InvocationId, result: Result) -> dict[str, Any]:
+def show_done(action: Action, id_: InvocationId, result: Result) -> dict[str, Any]:
     status = _DONE[action] if result.code == Code.DONE else "Unchanged"
     shown: dict[str, Any] = {"id": format_id(id_), "status": status}
     if action == "restart":
@@ -51,10 +53,11 @@ def show_done(action: str, id_: InvocationId, result: Result) -> dict[str, Any]:
     return shown
 
 
-def action_of(request: AdminRequest, parameters: Parameters) -> str:
-    action = request.path["action"]
-    if action not in ACTIONS:
-        raise NotFound(f"there is no action {action!r:.60}", f"there are: {', '.join(ACTIONS)}")
+def action_of(request: AdminRequest, parameters: Parameters) -> Action:
+    given = request.path["action"]
+    action = next((action for action in ACTIONS if action == given), None)
+    if action is None:
+        raise NotFound(f"there is no action {given!r:.60}", f"there are: {', '.join(ACTIONS)}")
     if action != "restart" and parameters.text("step") is not None:
         raise BadRequest("step: only restart accepts it")
     if action not in ("resume", "restart") and parameters.text("to") is not None:

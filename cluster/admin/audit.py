@@ -9,12 +9,12 @@ from typing import Any, Final
 from holdfast.cluster.admin.choices import ACTIONS, PAGE, PAGE_MAX
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, json_answer, read_time
 from holdfast.cluster.admin.routes_of_approvals import DECIDE
-from holdfast.cluster.admin.views import show_time
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.http.audit import Audit, outcome_of
 from holdfast.cluster.http.exchange import Answer, Request
 from holdfast.cluster.http.routes import Route
 from holdfast.cluster.registry.registry import Registry
+from holdfast.cluster.times import show_time
 from holdfast.log.errors import ProposalError
 from holdfast.sdk.ids import BadId, format_approval, parse_approval
 from holdfast.statemachine.audit import Act, Recorded

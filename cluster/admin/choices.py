@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal, TypeAlias, get_args
 
 from holdfast.statemachine.survey import APPROVAL, AWAKEABLE, IN_DOUBT, PROMISED, TIMED
 
@@ -17,6 +17,8 @@ QUERY_TIMEOUT_S: Final = 30.0
 QUERY_TIMEOUT_S_MAX: Final = 120.0
 OLDEST: Final = "oldest"
 ORDERS: Final = ("newest", OLDEST)
+LOG_LIMIT: Final = 200
 PARTS: Final = ("output", "input")  # of a step that was given a value
 WAITING: Final = (APPROVAL, AWAKEABLE, PROMISED, IN_DOUBT, TIMED)
-ACTIONS: Final = ("cancel", "kill", "pause", "resume", "restart", "purge")
+Action: TypeAlias = Literal["cancel", "kill", "pause", "resume", "restart", "purge"]
+ACTIONS: Final[tuple[Action, ...]] = get_args(Action)

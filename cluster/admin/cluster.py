@@ -15,6 +15,7 @@ from holdfast.cluster.members.operations import Operations, read_node
 from holdfast.cluster.peers.rpc import Refused, Unanswered
 from holdfast.cluster.routing.router import Router
 from holdfast.cluster.snapshotting.service import Snapshots
+from holdfast.sdk.ids import NodeId, PartitionNumber
 from holdfast.snapshots.errors import SnapshotError
 from holdfast.statemachine.access import ADMIN, permits
 
@@ -43,7 +44,7 @@ class ClusterAdmin:
 
     async def on_create_snapshot(self, request: AdminRequest) -> Answer:
         text = request.path["partition"]
-        number = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else -1
+        number = PartitionNumber(int(text) if text.isascii() and text.isdigit() and len(text) < 6 else -1)
         try:
             made = await self._snapshots.create(number, partitions=self._router.count, leader=self._router.leader)
         except (Refused, Unanswered) as error:
@@ -93,19 +94,20 @@ class ClusterAdmin:
         return json_answer(200, await self._operations.add(node))
 
     async def on_drain(self, request: AdminRequest) -> Answer:
-        move = Parameters(request, "move").truth("move")
-        return json_answer(200, await self._operations.drain(request.path["name"], move=move))
+        parameters = Parameters(request, "move", "wait")
+        move, wait = parameters.truth("move"), parameters.choice("wait", ("true", "false")) == "true"
+        return json_answer(200, await self._operations.drain(NodeId(request.path["name"]), move=move, wait=wait))
 
     async def on_undrain(self, request: AdminRequest) -> Answer:
-        return json_answer(200, await self._operations.undrain(request.path["name"]))
+        return json_answer(200, await self._operations.undrain(NodeId(request.path["name"])))
 
     async def on_remove_node(self, request: AdminRequest) -> Answer:
         force = Parameters(request, "force").truth("force")
-        return json_answer(200, await self._operations.remove(request.path["name"], force=force))
+        return json_answer(200, await self._operations.remove(NodeId(request.path["name"]), force=force))
 
     async def on_transfer(self, request: AdminRequest) -> Answer:
         text = request.path["partition"]
         if not (text.isascii() and text.isdigit() and len(text) <= 6):
             raise BadRequest(f"{text!r:.50} is not the number of a partition")
         to = Parameters(request, "to").text("to")
-        return json_answer(200, await self._operations.transfer(int(text), to))
+        return json_answer(200, await self._operations.transfer(PartitionNumber(int(text)), to))

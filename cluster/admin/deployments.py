@@ -8,11 +8,13 @@ from typing import Any
 
 from holdfast.cluster.admin.healths import Healths
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, json_answer, read_body
-from holdfast.cluster.admin.views import show_deployment, show_handler, show_preview, show_service
+from holdfast.cluster.admin.views import show_deployment, show_handler, show_service
 from holdfast.cluster.errors import BadRequest, EndpointFailed
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.registry.registry import METADATA_BYTES_MAX, Registry, normalize_uri
+from holdfast.cluster.registry.views import show_preview
 from holdfast.cluster.routing.reader import Reader
+from holdfast.sdk.ids import DeploymentId
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ class DeploymentAdmin:
             201 if registered.created else 200, await self._show_deployment(request, registered.deployment.id)
         )
 
-    async def _show_deployment(self, request: AdminRequest, id_: str) -> dict[str, Any]:
+    async def _show_deployment(self, request: AdminRequest, id_: DeploymentId) -> dict[str, Any]:
         deployment = await self._registry.certainly(lambda: self._registry.get_deployment(id_))
         in_flight = await self._reader.in_flight(id_)
         healths = await self._healths.of(request, id_)
@@ -76,11 +78,11 @@ class DeploymentAdmin:
         return json_answer(200, {"deployments": shown})
 
     async def on_deployment(self, request: AdminRequest) -> Answer:
-        return json_answer(200, await self._show_deployment(request, request.path["id"]))
+        return json_answer(200, await self._show_deployment(request, DeploymentId(request.path["id"])))
 
     async def on_remove(self, request: AdminRequest) -> Answer:
         parameters = Parameters(request, "force")
-        id_ = request.path["id"]
+        id_ = DeploymentId(request.path["id"])
         await self._registry.remove(id_, force=parameters.truth("force"), in_flight=self._reader.in_flight)
         return json_answer(200, {"id": id_, "status": "Removed"})
 

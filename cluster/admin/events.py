@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, read_statuses
-from holdfast.cluster.admin.views import show_time
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.events.feed import INVOCATION, KINDS, RESET, Event, Feed, Reader
 from holdfast.cluster.events.positions import BadPositions
@@ -20,9 +19,8 @@ from holdfast.cluster.http.event_stream import EVENT_STREAM, RETRY, SIGN_OF_LIFE
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.http.streams import Stream
 from holdfast.cluster.partition.changes import Change
-from holdfast.sdk.ids import BadId, format_id, parse_id
-from holdfast.statemachine.effects import STATUS_NAMES, Status
-from holdfast.statemachine.records import END_NAMES
+from holdfast.cluster.partition.views import show_change
+from holdfast.sdk.ids import BadId, parse_id
 
 _Test = Callable[[Change], bool]
 
@@ -119,18 +117,3 @@ def _show(event: Event) -> dict[str, Any]:
         assert event.kind == INVOCATION, "only invocations change"
         return show_change(event.change)
     return {"reason": event.reason} if event.reason else {}
-
-
-def show_change(change: Change) -> dict[str, Any]:
-    return {
-        "id": format_id(change.id),
-        "service": change.service,
-        "handler": change.handler,
-        "key": change.key,
-        "status": STATUS_NAMES[change.shown_status],
-        "end": END_NAMES[change.shown_end] if change.status == Status.COMPLETED else None,
-        "since": show_time(change.since_ms),
-        "attempts": change.epoch,
-        "created_at": show_time(change.created_ms),
-        "caller": format_id(change.caller) if change.caller else None,
-    }

@@ -12,7 +12,7 @@ from typing import Final
 
 from holdfast.cluster.admin.parameters import AdminRequest
 from holdfast.cluster.handlers.health import Health
-from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.ids import DeploymentId, InvocationId
 from holdfast.statemachine.access import ADMIN, permits
 
 WITHHELD: Final = (
@@ -23,7 +23,7 @@ WITHHELD: Final = (
 class Healths:
     def __init__(
         self,
-        everywhere: Callable[[str | None, InvocationId | None], Awaitable[Sequence[Health]]],
+        everywhere: Callable[[DeploymentId | None, InvocationId | None], Awaitable[Sequence[Health]]],
         *,
         open_to_all: bool,
     ) -> None:
@@ -32,14 +32,16 @@ class Healths:
         self._open_to_all = open_to_all
 
     async def of(
-        self, request: AdminRequest, deployment: str | None, invocation: InvocationId | None = None
+        self, request: AdminRequest, deployment: DeploymentId | None, invocation: InvocationId | None = None
     ) -> Sequence[Health]:
         """As all answering nodes see it; `deployment` None: of every one."""
         if permits(request.request.principal.roles, ADMIN):
             return await self._everywhere(deployment, invocation)
         return await self.for_all(deployment, invocation)
 
-    async def for_all(self, deployment: str | None, invocation: InvocationId | None = None) -> Sequence[Health]:
+    async def for_all(
+        self, deployment: DeploymentId | None, invocation: InvocationId | None = None
+    ) -> Sequence[Health]:
         """The same, for anyone who may read."""
         found = await self._everywhere(deployment, invocation)
         if self._open_to_all:

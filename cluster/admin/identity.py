@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.cluster.admin.parameters import AdminRequest, json_answer, read_body
-from holdfast.cluster.admin.views import show_time
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.registry.identity import IdentityKeys
+from holdfast.cluster.times import show_time
 from holdfast.sdk.signatures import format_key
 
 

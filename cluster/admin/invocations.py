@@ -31,7 +31,7 @@ from holdfast.cluster.registry.registry import Registry
 from holdfast.cluster.routing.reader import Reader
 from holdfast.cluster.routing.router import Router
 from holdfast.cluster.routing.trees import Trees
-from holdfast.sdk.ids import InvocationId, format_id
+from holdfast.sdk.ids import DeploymentId, InvocationId, format_id
 from holdfast.sdk.journal import cut_text
 from holdfast.statemachine.commands import DecideStep
 from holdfast.statemachine.effects import Code, Status
@@ -87,7 +87,7 @@ class InvocationAdmin:
             service=parameters.text("service"),
             handler=parameters.text("handler"),
             key=parameters.text("key"),
-            deployment=parameters.text("deployment"),
+            deployment=DeploymentId(deployment) if (deployment := parameters.text("deployment")) is not None else None,
             created_before_ms=created_before_ms,
             ends=read_ends(parameters.text("outcome")),
             created_since_ms=read_time(parameters, "since", self._now_ms()),
@@ -162,28 +162,28 @@ class InvocationAdmin:
         parameters = Parameters(request, "step", "to")
         action = action_of(request, parameters)
         id_ = id_of(request)
-        deployment = parameters.text("to")
-        if deployment is not None:
+        wanted, deployment = parameters.text("to"), None
+        if wanted is not None:
             description = await self._reader.describe(id_)
             if description is None:
                 raise UnknownInvocation(f"there is no invocation {format_id(id_)}")
-            deployment = await self._deployment(deployment, description.record)
+            deployment = await self._deployment(wanted, description.record)
         result = check(await self._router.submit(id_, command_of(action, id_, parameters, deployment)))
         done = show_done(action, id_, result)
         request.note(**{name: done[name] for name in ("new_id",) if name in done})
         return json_answer(200, done)
 
-    async def _deployment(self, wanted: str, record: Invocation) -> str:
+    async def _deployment(self, wanted: str, record: Invocation) -> DeploymentId:
         """The deployment on which an invocation shall continue; it must offer the handler."""
         return await self._registry.certainly(lambda: self._known_deployment(wanted, record))
 
-    def _known_deployment(self, wanted: str, record: Invocation) -> str:
+    def _known_deployment(self, wanted: str, record: Invocation) -> DeploymentId:
         if wanted == "newest":
             return self._registry.resolve(record.service, record.handler).deployment
-        self._registry.get_deployment(wanted)
-        if self._registry.target(wanted, record.service, record.handler) is None:
+        deployment = self._registry.get_deployment(DeploymentId(wanted)).id
+        if self._registry.target(deployment, record.service, record.handler) is None:
             raise Conflict(f"{wanted} does not offer {record.service}/{record.handler}")
-        return wanted
+        return deployment
 
     async def on_act_on_many(self, request: AdminRequest) -> Answer:
         parameters = Parameters(request, *FILTER_NAMES, "step", "to", "limit", "dry_run")

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.cluster.admin.parameters import AdminRequest, json_answer, read_body
-from holdfast.cluster.admin.views import show_time
 from holdfast.cluster.durations import parse_duration_ms
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.log_level import FOR_MS_MAX, LEVELS, LogLevel
+from holdfast.cluster.times import show_time
 
 
 class LogLevelAdmin:

@@ -16,6 +16,7 @@ from holdfast.cluster.members.operations import Operations
 from holdfast.cluster.members.releases import Releases
 from holdfast.cluster.members.vitals import UNKNOWN, AllVitals, Vitals
 from holdfast.cluster.partition.door import Partition
+from holdfast.cluster.partition.views import show_group
 from holdfast.cluster.registry.machine import MetaMachine
 from holdfast.cluster.registry.metalog import MetaLog
 from holdfast.cluster.routing.router import Router
@@ -24,7 +25,8 @@ from holdfast.cluster.snapshotting.views import show_keeper, show_snapshots
 from holdfast.cluster.values.shared_store import Objects
 from holdfast.log.errors import ProposalError
 from holdfast.log.link import LinkStatus
-from holdfast.log.node import Group, LogNode
+from holdfast.log.node import LogNode
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.statemachine.members import ACTIVE, Member
 
 FRESH_S: Final = 3.0  # How long an operator waits for a meta group without a leader.
@@ -43,7 +45,7 @@ class Overview(NamedTuple):
     meta_log: MetaLog
     founding: Founding
     router: Router
-    hosted: Mapping[int, Partition]
+    hosted: Mapping[PartitionNumber, Partition]
     controller: Controller
     handover: Handover
     operations: Operations
@@ -129,22 +131,7 @@ class Overview(NamedTuple):
             return None
         return link.last_error if reasons else NOT_CONNECTED
 
-    def _here(self, number: int) -> dict[str, Any]:
+    def _here(self, number: PartitionNumber) -> dict[str, Any]:
         """What only a node with a replica knows."""
         group = self.hosted[number].group
         return {**show_group(group), "snapshot": show_keeper(self.snapshots.keepers[group.id])}
-
-
-def show_group(group: Group) -> dict[str, Any]:
-    status = group.status()
-    lags = {peer: max(status.last - match, 0) for peer, match in status.match.items()}
-    return {
-        "leader": status.leader,
-        "role": status.role,
-        "term": status.term,
-        "members": list(status.members),
-        "commit": status.commit,
-        "applied": status.applied,
-        "apply_lag": max(status.commit - status.applied, 0),
-        "follower_lag": lags if group.is_leader else None,
-    }

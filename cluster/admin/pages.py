@@ -13,16 +13,17 @@ from typing import Any, Final, NamedTuple
 
 from holdfast import __version__, console
 from holdfast.cluster.admin.parameters import AdminRequest, json_answer, read_body
-from holdfast.cluster.admin.views import show_time
 from holdfast.cluster.config import Config
 from holdfast.cluster.errors import BadRequest, Conflict, NotFound
 from holdfast.cluster.http.access import Principal
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.http.sessions import Sessions
+from holdfast.cluster.times import show_time
 from holdfast.statemachine.access import READ, permits
 
 SESSION_BYTES_MAX: Final = 4096  # A token and some JSON around it.
 INDEX: Final = "index.html"
+KEPT: Final = "private, max-age=31536000, immutable"
 #: The files that are served, by the end of their name. Others (Python, licences, notes) stay in the folder.
 TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -49,11 +50,19 @@ def read_files(folder: Path) -> dict[str, File]:
     return files
 
 
+def versioned(files: dict[str, File]) -> tuple[str, dict[str, File]]:
+    """The version of all files together, and the files with its name in the addresses of the first page."""
+    version = hashlib.sha256("".join(f"{name}{file.etag}" for name, file in files.items()).encode()).hexdigest()[:16]
+    content = files[INDEX].content.replace(b'="/console/', f'="/console/{version}/'.encode())
+    etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    return version, {**files, INDEX: files[INDEX]._replace(content=content, etag=etag)}
+
+
 class Pages:
     def __init__(self, config: Config, sessions: Sessions | None) -> None:
         self._config = config
         self._sessions = sessions
-        self._files = read_files(Path(console.__file__).parent)
+        self._version, self._files = versioned(read_files(Path(console.__file__).parent))
 
     async def on_page(self, request: AdminRequest) -> Answer:
         return self._file(request, INDEX)
@@ -62,14 +71,22 @@ class Pages:
         return self._file(request, request.path["name"])
 
     async def on_console_folder(self, request: AdminRequest) -> Answer:
-        return self._file(request, f"{request.path['folder']}/{request.path['name']}")
+        folder, name = request.path["folder"], request.path["name"]
+        if f"{folder}/{name}" not in self._files and name in self._files:
+            return self._file(request, name, folder)
+        return self._file(request, f"{folder}/{name}")
 
-    def _file(self, request: AdminRequest, name: str) -> Answer:
+    async def on_console_version(self, request: AdminRequest) -> Answer:
+        return self._file(request, f"{request.path['folder']}/{request.path['name']}", request.path["version"])
+
+    def _file(self, request: AdminRequest, name: str, version: str = "") -> Answer:
+        """With our version in its address, a file never changes. A page that a node of another release served asks for
+        files with that node's version: they are ours, and not to be kept."""
         file = self._files.get(name)
         if file is None:
             raise NotFound(f"the console has no file {name!r:.80}", "open / for the console")
-        # Browsers ask each time whether their copy is current, so a new release is seen at once.
-        headers = {"ETag": file.etag, "Cache-Control": "no-cache"}
+        # Browsers ask each time whether their first page is current, so a new release is seen at once.
+        headers = {"ETag": file.etag, "Cache-Control": KEPT if version == self._version else "no-cache"}
         known = request.request.headers.get("If-None-Match", "")
         if file.etag in (each.strip().removeprefix("W/") for each in known.split(",")):
             return Answer(304, b"", file.content_type, headers=headers)

@@ -9,7 +9,7 @@ from holdfast.cluster.admin.parameters import END_BY_NAME, STATUS_BY_NAME
 from holdfast.cluster.admin.routes_of_approvals import OF_APPROVALS
 from holdfast.cluster.admin.routes_of_cluster import OF_THE_CLUSTER
 from holdfast.cluster.http.routes import NO_SUCH, NUMBER, PUBLIC, TRUTH, Parameter, Route
-from holdfast.statemachine.access import APPROVE, OPERATE, READ
+from holdfast.statemachine.access import APPROVE, INVOKE, OPERATE, READ
 
 FILTERS: Final = (
     Parameter(
@@ -51,6 +51,14 @@ ROUTES: Final = (
         "/console/{folder}/{name}",
         "console_folder",
         "A file of the console in a folder",
+        PUBLIC,
+        answers=((200, "the file"), (304, "it has not changed"), NO_SUCH),
+    ),
+    Route(
+        "GET",
+        "/console/{version}/{folder}/{name}",
+        "console_version",
+        "A file of the console, which browsers keep: its address changes with its content",
         PUBLIC,
         answers=((200, "the file"), (304, "it has not changed"), NO_SUCH),
     ),
@@ -207,6 +215,32 @@ ROUTES: Final = (
             Parameter("order", "newest (first, the default) or oldest", {"type": "string", "enum": list(ORDERS)}),
             Parameter("limit", f"of the page, up to {PAGE_MAX}; {PAGE} if not given", NUMBER),
             Parameter("cursor", "cursor from the previous page"),
+        ),
+    ),
+    Route(
+        "POST",
+        "/invocations",
+        "invoke",
+        "Start an invocation without waiting for it, as /send of the ingress does",
+        INVOKE,
+        body={
+            "type": "object",
+            "required": ["service", "handler"],
+            "properties": {
+                "service": {"type": "string"},
+                "handler": {"type": "string"},
+                "key": {"type": "string", "description": "of a virtual object or workflow"},
+                "input": {"description": 'any JSON value, or {"base64": "..."} for bytes; none: an empty input'},
+                "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+                "idempotency_key": {"type": "string"},
+                "delay": {"type": "string", "description": "start after this duration: 10s, 2h, PT10M"},
+            },
+        },
+        answers=(
+            (202, "its id; `status`: Accepted, or PreviouslyAccepted"),
+            (403, "the handler is private, or the token is for other services"),
+            (404, "there is no such service or handler"),
+            (422, "the idempotency key was used for another input"),
         ),
     ),
     Route(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.cluster.admin.choices import (
+    LOG_LIMIT,
     PAGE,
     PAGE_MAX,
     QUERY_LIMIT,
@@ -12,8 +13,10 @@ from holdfast.cluster.admin.choices import (
     QUERY_TIMEOUT_S,
     QUERY_TIMEOUT_S_MAX,
 )
+from holdfast.cluster.events.logs import LIMIT_MAX
 from holdfast.cluster.http.routes import NO_SUCH, NUMBER, TRUTH, Parameter, Route
 from holdfast.cluster.log_level import LEVELS
+from holdfast.cluster.members.operations import DRAIN_S
 from holdfast.statemachine.access import ADMIN, OPERATE, READ, ROLES
 from holdfast.statemachine.webhooks import EVENTS
 
@@ -49,7 +52,10 @@ OF_THE_CLUSTER: Final = (
         "drain",
         "Drain a node: move its leaderships to other nodes",
         OPERATE,
-        (Parameter("move", "true: also move its replicas to other nodes", TRUTH),),
+        (
+            Parameter("move", "true: also move its replicas to other nodes", TRUTH),
+            Parameter("wait", f"false: answer at once; otherwise when it leads nothing, within {DRAIN_S:g} s", TRUTH),
+        ),
         answers=((200, "drained, or in progress: see `leads`"), NO_SUCH),
     ),
     Route(
@@ -338,6 +344,26 @@ OF_THE_CLUSTER: Final = (
             },
         },
         answers=((200, "the current level"),),
+    ),
+    Route(
+        "GET",
+        "/logs",
+        "logs",
+        "The newest records of the logs of the nodes, oldest first; with `Accept: text/event-stream`, followed by new ones as "
+        "server-sent events, until the client ends the stream",
+        ADMIN,
+        (
+            Parameter("level", f"at least this level: {', '.join(LEVELS)}; info if not given"),
+            Parameter("invocation", "records that name this invocation"),
+            Parameter("node", "of these nodes, separated by commas; all if not given"),
+            Parameter("since", "at or after this time: 2026-11-18T04:00:00Z, or a duration before now: 10m"),
+            Parameter("until", "before this time, or a duration before now"),
+            Parameter("limit", f"the newest, up to {LIMIT_MAX}; {LOG_LIMIT} if not given", NUMBER),
+        ),
+        answers=(
+            (200, "`records`; `more`: older ones match; `silent`: nodes that did not answer"),
+            (404, "there is no such node"),
+        ),
     ),
     Route("GET", "/openapi.json", "openapi", "The OpenAPI description of this API", READ),
 )

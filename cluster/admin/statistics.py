@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, json_answer
-from holdfast.cluster.admin.views import show_time
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.routing.approvals import Approvals
 from holdfast.cluster.routing.reader import Reader
+from holdfast.cluster.times import show_time
 from holdfast.statemachine.effects import STATUS_NAMES
 from holdfast.statemachine.queries import ServiceStatistics
 

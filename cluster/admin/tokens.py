@@ -7,12 +7,12 @@ from typing import Any, Final
 
 from holdfast.cluster.admin.parameters import AdminRequest, json_answer, read_body
 from holdfast.cluster.admin.proposals import propose
-from holdfast.cluster.admin.views import show_time
 from holdfast.cluster.durations import parse_duration_ms
 from holdfast.cluster.errors import BadRequest, Conflict
 from holdfast.cluster.http.access import Principal, make_token
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.registry.registry import Registry
+from holdfast.cluster.times import show_time
 from holdfast.statemachine.access import APPROVE, INVOKE, ROLES, CreateToken, RevokeToken, RotateToken, Token
 from holdfast.statemachine.meta import MetaCommand
 

@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from holdfast.cluster.admin.choices import PARTS
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, id_of, json_answer, step_of
-from holdfast.cluster.admin.views import show_time, unwrapped
+from holdfast.cluster.admin.views import unwrapped
 from holdfast.cluster.errors import NotFound, TooLarge, UnknownInvocation
 from holdfast.cluster.http.exchange import JSON, Answer
 from holdfast.cluster.routing.reader import Reader
 from holdfast.cluster.routing.trees import Node, Trees
+from holdfast.cluster.times import show_time
 from holdfast.sdk.ids import ID_BYTES, InvocationId, format_id
 from holdfast.sdk.journal import Kind, Op, Step
 from holdfast.statemachine import refs

@@ -10,13 +10,13 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.handlers.health import Health
-from holdfast.cluster.registry.preview import Preview
+from holdfast.cluster.handlers.views import show_health, why_down
 from holdfast.cluster.routing.reader import Description, Keyed
+from holdfast.cluster.times import show_time
 from holdfast.sdk.bounds import load_json
 from holdfast.sdk.ids import ID_BYTES, InvocationId, format_approval, format_awakeable, format_id
 from holdfast.sdk.journal import (
@@ -39,7 +39,6 @@ from holdfast.statemachine.pauses import Standing, why_paused
 from holdfast.statemachine.queries import ShownFailure, completed_ms, shown_status
 from holdfast.statemachine.records import END_NAMES, Invocation, Object
 from holdfast.statemachine.survey import Queue
-from holdfast.statemachine.texts import utc
 
 SHOWN_BYTES_MAX: Final = 64 * 1024  # of one payload in a journal; longer ones are cut
 SHOWN_ELEMENTS_MAX: Final = 2000  # of one payload that is shown as JSON; others are shown as text
@@ -50,17 +49,6 @@ MODE_NAMES: Final[Mapping[int, str]] = {
     Mode.SHARED: "shared",
     Mode.WORKFLOW: "main",
 }
-
-
-def show_time(milliseconds: int) -> str | None:
-    if not milliseconds:
-        return None
-    try:
-        return (
-            datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        )
-    except (OverflowError, ValueError, OSError):
-        return f"{milliseconds} ms"
 
 
 def show_payload(payload: Payload, bytes_max: int = SHOWN_BYTES_MAX) -> Any:
@@ -120,30 +108,6 @@ def show_invocation(record: Invocation, failure: ShownFailure | None = None) -> 
         "steps": record.length,
         "idempotency_key": record.idempotency_key,
     }
-
-
-def why_down(healths: Sequence[Health]) -> str | None:
-    """A sentence, if the handlers of an invocation that should run are unreachable, or are held back."""
-    down = next((each for each in healths if each.is_down), None)
-    if down is None:
-        stalled = next((each for each in healths if each.stalled_since_ms), None)
-        if stalled is not None:
-            return (
-                f"Its handlers at {stalled.uri} ({stalled.deployment}) do not respond to {stalled.node} since "
-                f"{utc(stalled.stalled_since_ms)}: {stalled.stall}."
-            )
-        if (waiting := next((each for each in healths if each.wait), None)) is not None:
-            return f"It is waiting for its turn at {waiting.uri} ({waiting.deployment}): {waiting.wait}."
-        held = next((each for each in healths if each.restraint), None)
-        return (
-            f"It may have to wait: at {held.uri} ({held.deployment}), {held.restraint}." if held is not None else None
-        )
-    tries = "1 try" if down.failures == 1 else f"{down.failures} tries"
-    following = f" The next try is at {utc(down.next_try_ms)}." if down.next_try_ms else ""
-    return (
-        f"Its handlers at {down.uri} ({down.deployment}) cannot be reached by {down.node} since {utc(down.down_since_ms)} "
-        f"({tries}): {down.last_error}.{following}"
-    )
 
 
 def show_pause(standing: Standing) -> dict[str, Any]:
@@ -330,39 +294,6 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, bytes) and len(value) == 16
 
 
-def show_health(healths: Sequence[Health]) -> dict[str, Any]:
-    """Of one deployment. `status`: down if a node fails to reach it, stalled if it does not respond, crashing if a node holds
-    attempts back because they end their process, idle if no node has had anything for it."""
-    if any(each.is_down for each in healths):
-        status = "down"
-    elif any(each.stalled_since_ms for each in healths):
-        status = "stalled"
-    elif any(each.restraint for each in healths):
-        status = "crashing"
-    else:
-        status = "ok" if healths else "idle"
-    return {
-        "status": status,
-        "nodes": [
-            {
-                "node": each.node,
-                "down_since": show_time(each.down_since_ms),
-                "failures": each.failures,
-                "error": each.last_error or None,
-                "restraint": each.restraint or None,
-                "stalled_since": show_time(each.stalled_since_ms),
-                "stall": each.stall or None,
-                "blocked": each.blocked,
-                "last_block": each.last_block or None,
-                "next_try_at": show_time(each.next_try_ms),
-                "running": each.in_flight,
-                "waiting": each.waiting,
-            }
-            for each in healths
-        ],
-    }
-
-
 def show_deployment(
     deployment: Deployment, state: MetaState, in_flight: int, healths: Sequence[Health], *, whole: bool
 ) -> dict[str, Any]:
@@ -386,26 +317,6 @@ def show_deployment(
         "sdk": deployment.sdk,
         "metadata": deployment.metadata,
         "created_at": show_time(deployment.created_ms),
-    }
-
-
-def show_preview(found: Preview) -> dict[str, Any]:
-    """What a registration would change."""
-    return {
-        "dry_run": True,
-        "id": found.id,
-        "created": found.created,
-        "changes": found.changes,
-        "breaks": found.breaks,
-        "services": [
-            {
-                "name": service.name,
-                "kind": service.kind,
-                "revision": revision,
-                "handlers": [handler.name for handler in service.handlers],
-            }
-            for service, revision in found.services
-        ],
     }
 
 

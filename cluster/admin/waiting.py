@@ -7,10 +7,10 @@ from typing import Any
 
 from holdfast.cluster.admin.choices import PAGE, PAGE_MAX, WAITING
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, json_answer
-from holdfast.cluster.admin.views import show_time
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.routing.surveys import Surveys
+from holdfast.cluster.times import show_time
 from holdfast.sdk.ids import format_approval, format_awakeable, format_id
 from holdfast.statemachine.survey import APPROVAL, AWAKEABLE, Wait
 

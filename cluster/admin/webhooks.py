@@ -10,14 +10,15 @@ from urllib.parse import urlsplit
 from holdfast.cluster.addresses import find_guarded
 from holdfast.cluster.admin.parameters import AdminRequest, json_answer, read_body
 from holdfast.cluster.admin.proposals import propose
-from holdfast.cluster.admin.views import show_time
 from holdfast.cluster.entropy import Entropy
 from holdfast.cluster.errors import BadRequest, Conflict, NotFound
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.leading.courier import Courier, encode_body
+from holdfast.cluster.leading.views import show_faring
 from holdfast.cluster.leading.webhooks import Faring, Farings
 from holdfast.cluster.origins import host_behind_credentials
 from holdfast.cluster.registry.registry import Registry
+from holdfast.cluster.times import show_time
 from holdfast.statemachine.meta import MetaCommand
 from holdfast.statemachine.webhooks import (
     EVENT_NAMES,
@@ -50,7 +51,7 @@ class WebhookAdmin:
     async def on_webhooks(self, request: AdminRequest) -> Answer:
         farings = await self._farings.everywhere()
         shown = [
-            self._show(hook) | self._show_faring(farings.get(hook.id) or Faring(hook.id))
+            self._show(hook) | show_faring(farings.get(hook.id) or Faring(hook.id))
             for hook in self._registry.state.webhooks.by_id.values()
         ]
         return json_answer(200, {"webhooks": shown})
@@ -138,20 +139,6 @@ class WebhookAdmin:
             "services": list(hook.services),
             "created_at": show_time(hook.created_ms),
             "created_by": hook.by,
-        }
-
-    @staticmethod
-    def _show_faring(faring: Faring) -> dict[str, Any]:
-        return {
-            "pending": faring.pending,
-            "dropped": faring.dropped,
-            "delivered": faring.delivered,
-            "failed": faring.failed,
-            "failing_since": show_time(faring.failing_since_ms),
-            "last_success_at": show_time(faring.last_success_ms),
-            "last_error": faring.last_error or None,
-            "last_error_at": show_time(faring.last_error_ms),
-            "next_try_at": show_time(faring.next_try_ms),
         }
 
 

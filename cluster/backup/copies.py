@@ -30,13 +30,14 @@ from holdfast.cluster.peers.rpc import Refused
 from holdfast.cluster.snapshotting.service import Snapshots
 from holdfast.cluster.values.shared_store import Objects
 from holdfast.log.errors import ProposalError
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.snapshots.backups import digest_of, part_name
 from holdfast.snapshots.cut import cut_blocking
 from holdfast.snapshots.errors import Cancelled, NotFound, SnapshotError, StoreFailed
 from holdfast.snapshots.files import remove_quietly
 from holdfast.snapshots.format import Meta, SnapshotFile, verify
 from holdfast.snapshots.stores import Store
-from holdfast.snapshots.work import Work, in_thread
+from holdfast.snapshots.work import ABANDON_S, Work, in_thread
 from holdfast.statemachine.levels import FIRST, schema_of
 from holdfast.statemachine.marks import Marks, read_marks
 
@@ -85,13 +86,13 @@ class Copy:
 class Round:
     """This node's part in one round of one backup."""
 
-    copies: dict[int, Copy]
+    copies: dict[PartitionNumber, Copy]
     asked_at: float
     sending: asyncio.Task[None] | None = None
 
 
 class Copies:
-    def __init__(self, home: Snapshots, objects: Objects, hosted: Mapping[int, Partition]) -> None:
+    def __init__(self, home: Snapshots, objects: Objects, hosted: Mapping[PartitionNumber, Partition]) -> None:
         self._home = home
         self._objects = objects
         self._hosted = hosted
@@ -313,7 +314,7 @@ class Copies:
 
         for failures in range(1, UPLOAD_TRIES + 1):
             try:
-                digest = await in_thread(upload, progress=copy.show)
+                digest = await in_thread(upload, progress=copy.show, abandon_after_s=ABANDON_S)
                 break
             except SnapshotError as error:
                 if not error.retryable or failures == UPLOAD_TRIES:

@@ -15,6 +15,7 @@ from typing import Final
 import lmdb
 
 from holdfast.cluster.partition.state import LmdbTxn
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.snapshots.cut import cut_blocking
 from holdfast.snapshots.files import PRIVATE_FILE, remove_quietly, room_on_disk
 from holdfast.snapshots.format import SnapshotFile
@@ -32,7 +33,12 @@ def is_whole(txn: lmdb.Transaction[bytes]) -> bool:
 
 
 def fill_blocking(
-    file: SnapshotFile, directory: Path, number: int, partitions: int, fetch: Callable[[bytes, str], bytes], work: Work
+    file: SnapshotFile,
+    directory: Path,
+    number: PartitionNumber,
+    partitions: int,
+    fetch: Callable[[bytes, str], bytes],
+    work: Work,
 ) -> SnapshotFile:
     """Replace `file` with a self-contained copy. `fetch` returns a value by its id and its object's name."""
     scratch = directory / "filling"

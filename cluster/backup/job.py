@@ -35,6 +35,7 @@ from holdfast.cluster.errors import BadRequest, Conflict, Forbidden, NotFound
 from holdfast.cluster.peers.rpc import Refused, Unanswered
 from holdfast.cluster.snapshotting.service import Snapshots
 from holdfast.log.errors import ProposalError
+from holdfast.sdk.ids import PartitionNumber, numbers_of
 from holdfast.snapshots.backups import (
     BEGUN,
     MANIFEST,
@@ -50,7 +51,7 @@ from holdfast.snapshots.backups import (
 from holdfast.snapshots.errors import BadStoreUrl, SnapshotError
 from holdfast.snapshots.errors import NotFound as NotStored
 from holdfast.snapshots.stores import S3Place, Store, check_store_url
-from holdfast.snapshots.work import in_thread
+from holdfast.snapshots.work import ABANDON_S, in_thread
 from holdfast.statemachine.access import ADMIN, permits
 from holdfast.statemachine.marks import Marks, why_not_together
 from holdfast.statemachine.meta import MetaState, encode_state
@@ -95,7 +96,7 @@ class Job:
     rounds: int = 0
     error: str | None = None
     held_ms: float | None = None
-    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    rows: dict[PartitionNumber, dict[str, Any]] = field(default_factory=dict)
     manifest: Manifest | None = None
     ended_ms: int | None = None
     task: asyncio.Task[None] | None = None
@@ -179,7 +180,7 @@ class Backups:
         copies: Copies,
         *,
         partitions: int,
-        leader: Callable[[int], str | None],
+        leader: Callable[[PartitionNumber], str | None],
         meta: Callable[[], MetaState],
         meta_fresh: Callable[[], Awaitable[None]],
         connected: Callable[[], Collection[str]],
@@ -195,7 +196,7 @@ class Backups:
         self._stopping = False
         self.newest = NewestBackup(home.config.data, home.rpc, connected)
         #: Checks that the marks of all partitions are consistent with each other.
-        self.why_not_together: Callable[[Mapping[int, Marks]], str | None] = why_not_together
+        self.why_not_together: Callable[[Mapping[PartitionNumber, Marks]], str | None] = why_not_together
         home.rpc.serve("backup-show", self._serve_show)
         home.rpc.serve("backup-cancel", self._serve_cancel)
 
@@ -276,7 +277,7 @@ class Backups:
             store = await in_thread(
                 lambda _: self._home.environment.open_store(job.url)
             )  # Loads boto3, which takes a while.
-            await in_thread(lambda _: _write_begun(store, job, self._home.config.node))
+            await in_thread(lambda _: _write_begun(store, job, self._home.config.node), abandon_after_s=ABANDON_S)
             job.manifest = await self._make(job, store)
             status = SUCCEEDED
             logger.info(
@@ -307,11 +308,14 @@ class Backups:
         why = ""
         for job.rounds in range(1, TRIES + 1):
             token = f"{job.id}/{job.rounds}"
-            by_node: dict[str, list[int]] = {}
+            by_node: dict[str, list[PartitionNumber]] = {}
             try:
                 by_node = await self._leaders(job)
                 parts, meta = await self._round(job, token, by_node)
-                return await in_thread(lambda _: self._finish(job.id, store, parts, meta))  # noqa: B023
+                return await in_thread(
+                    lambda _: self._finish(job.id, store, parts, meta),  # noqa: B023
+                    abandon_after_s=ABANDON_S,
+                )
             except TryAgain as again:
                 why = str(again)
                 logger.warning("restarting the backup %s: %s", job.id, why)
@@ -321,14 +325,14 @@ class Backups:
             await asyncio.sleep(RETRY_S * job.rounds)
         raise BackupFailed(f"gave up after {TRIES} attempts: {why}")
 
-    async def _leaders(self, job: Job) -> dict[str, list[int]]:
+    async def _leaders(self, job: Job) -> dict[str, list[PartitionNumber]]:
         """The partitions, by leader."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LEADERS_S
         while True:
-            by_node: dict[str, list[int]] = {}
+            by_node: dict[str, list[PartitionNumber]] = {}
             headless = []
-            for number in range(self._partitions):
+            for number in numbers_of(self._partitions):
                 leader = self._leader(number)
                 if leader is None:
                     headless.append(number)
@@ -342,7 +346,9 @@ class Backups:
             job.doing = f"waiting for a leader of partitions {headless}"
             await asyncio.sleep(POLL_S)
 
-    async def _round(self, job: Job, token: str, by_node: Mapping[str, list[int]]) -> tuple[list[Part], bytes]:
+    async def _round(
+        self, job: Job, token: str, by_node: Mapping[str, list[PartitionNumber]]
+    ) -> tuple[list[Part], bytes]:
         job.doing = "finding a point in time"
         try:
             await self._meta_fresh()
@@ -362,7 +368,9 @@ class Backups:
         await self._all(by_node, "backup-send", lambda _: [token, job.url, f"{job.id}/"])
         return await self._sent(job, token, by_node), meta
 
-    async def _begin(self, job: Job, token: str, by_node: Mapping[str, list[int]]) -> dict[int, Marks]:
+    async def _begin(
+        self, job: Job, token: str, by_node: Mapping[str, list[PartitionNumber]]
+    ) -> dict[PartitionNumber, Marks]:
         """Have every partition open a read transaction, and return the marks in them."""
         began = self._home.clock.monotonic_s()
         try:
@@ -375,13 +383,13 @@ class Backups:
             await self._all(by_node, "backup-release", lambda numbers: [token, numbers], quietly=True)
             job.held_ms = (self._home.clock.monotonic_s() - began) * 1000
         marks = {number: Marks(*rest) for answer in answers for number, *rest in answer}
-        assert set(marks) == set(range(self._partitions)), "every partition was asked"
+        assert set(marks) == set(numbers_of(self._partitions)), "every partition was asked"
         return marks
 
-    async def _hold(self, token: str, by_node: Mapping[str, list[int]]) -> None:
+    async def _hold(self, token: str, by_node: Mapping[str, list[PartitionNumber]]) -> None:
         await self._all(by_node, "backup-hold", lambda numbers: [token, numbers, HOLD_S])
 
-    async def _sent(self, job: Job, token: str, by_node: Mapping[str, list[int]]) -> list[Part]:
+    async def _sent(self, job: Job, token: str, by_node: Mapping[str, list[PartitionNumber]]) -> list[Part]:
         """Wait until every copy is in the store."""
         answered = dict.fromkeys(by_node, self._home.clock.monotonic_s())
         while True:
@@ -441,7 +449,7 @@ class Backups:
     async def _clean_up(self, store: Store, id_: str) -> None:
         """Delete what was written, as far as possible. Without a manifest it is not a backup anyway."""
         try:
-            await in_thread(lambda _: delete_backup(store, id_))
+            await in_thread(lambda _: delete_backup(store, id_), abandon_after_s=ABANDON_S)
         except Exception as error:
             logger.warning("could not remove what the backup %s wrote to %s: %s", id_, store.url, error)
 
@@ -456,9 +464,9 @@ class Backups:
 
     async def _all(
         self,
-        by_node: Mapping[str, list[int]],
+        by_node: Mapping[str, list[PartitionNumber]],
         method: str,
-        argument: Callable[[list[int]], Any],
+        argument: Callable[[list[PartitionNumber]], Any],
         *,
         quietly: bool = False,
     ) -> list[Any]:
@@ -480,7 +488,7 @@ class Backups:
 
 
 def _row(
-    number: int,
+    number: PartitionNumber,
     node: str | None,
     doing: str = WAITING,
     done: int = 0,

@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from holdfast.cluster.config import BadConfig, Config, founders_of
-from holdfast.cluster.groups import FIRST_PARTITION_GROUP
+from holdfast.cluster.groups import group_of
 from holdfast.cluster.members.founding import Founding, read_founding, write_founding
 from holdfast.log.errors import WrongDirectory
+from holdfast.sdk.ids import NodeId, PartitionNumber, numbers_of
 from holdfast.snapshots.backups import Manifest, fetch_part, read_meta
 from holdfast.snapshots.errors import Cancelled, SnapshotError
 from holdfast.snapshots.files import (
@@ -60,15 +61,15 @@ class Restored(NamedTuple):
     """What a founder's data directory was restored from."""
 
     founding: Founding
-    partitions: tuple[int, ...]  # of this founder
+    partitions: tuple[PartitionNumber, ...]  # of this founder
     already: bool  # It was restored before, and not started since.
 
 
-def places_of(partitions: int, founders: tuple[str, ...], replication: int) -> list[list[str]]:
+def places_of(partitions: int, founders: tuple[NodeId, ...], replication: int) -> list[list[NodeId]]:
     """The members of each partition. Zones are not known yet: nodes report them later, and replicas move then."""
     membership = Membership()
     membership.found(partitions=partitions, founders=founders, replication=replication)
-    return [list(membership.first[number]) for number in range(partitions)]
+    return [list(membership.first[number]) for number in numbers_of(partitions)]
 
 
 def identify(config: Config, manifest: Manifest) -> str:
@@ -97,7 +98,11 @@ def restore(
     data, founders = config.data, founders_of(config)
     identity = identify(config, manifest)
     founding = Founding(
-        cluster=config.cluster, node=config.node, founders=founders, partitions=manifest.partitions, restored=identity
+        cluster=config.cluster,
+        node=NodeId(config.node),
+        founders=founders,
+        partitions=manifest.partitions,
+        restored=identity,
     )
     if config.node not in founders:
         raise BadConfig(
@@ -110,7 +115,7 @@ def restore(
             "use the same backup, founders and replication on every node"
         )
     places = places_of(manifest.partitions, founders, config.replication)
-    mine = tuple(number for number, members in enumerate(places) if config.node in members)
+    mine = tuple(number for number in numbers_of(len(places)) if config.node in places[number])
     if _is_made(data, founding):
         with room_on_disk(data):
             sync_directory(data)  # An earlier run, killed before this, left a name that a power loss may remove.
@@ -121,7 +126,7 @@ def restore(
         assert directory is not None
         _remove_others(directory)
         for number in mine:
-            group = FIRST_PARTITION_GROUP + number
+            group = group_of(number)
             fetch_part(
                 store,
                 manifest,
@@ -138,7 +143,7 @@ def restore(
         plan = {"places": places, "replication": config.replication}
         _write(directory / _PLAN, json.dumps(plan).encode())
         # An earlier run may have been killed before its files were durable.
-        for path in (directory, *(directory / f"{FIRST_PARTITION_GROUP + number:010d}" for number in mine)):
+        for path in (directory, *(directory / f"{group_of(number):010d}" for number in mine)):
             sync_path(data, path)
         write_founding(data, founding)  # Last: this makes it a data directory.
     return Restored(founding, mine, already=False)
@@ -185,7 +190,7 @@ class Plan(NamedTuple):
 
     directory: Path
     commands: list[MetaCommand]
-    partitions: tuple[int, ...]  # of this founder
+    partitions: tuple[PartitionNumber, ...]  # of this founder
 
     def check(self, work: Work | None = None) -> None:
         """Verify every byte of every state. Raises WrongDirectory. Blocks.
@@ -194,7 +199,7 @@ class Plan(NamedTuple):
         them.
         """
         for number in self.partitions:
-            group = FIRST_PARTITION_GROUP + number
+            group = group_of(number)
             found = sorted((self.directory / f"{group:010d}").glob(f"*{SUFFIX}"))
             try:
                 for path in found:
@@ -206,7 +211,7 @@ class Plan(NamedTuple):
             if not found:
                 raise self._damaged(number, "its file is gone")
 
-    def _damaged(self, number: int, why: str) -> WrongDirectory:
+    def _damaged(self, number: PartitionNumber, why: str) -> WrongDirectory:
         return WrongDirectory(
             self.directory,
             f"the restored state of partition {number} is missing or damaged ({why})",
@@ -233,5 +238,6 @@ def read_plan(data: Path, founding: Founding) -> Plan | None:
         raise WrongDirectory(
             directory, f"the restored files cannot be read ({error})", "Empty the data directory, and restore again"
         ) from None
-    mine = tuple(number for number, members in enumerate(plan["places"]) if founding.node in members)
+    places = plan["places"]
+    mine = tuple(number for number in numbers_of(len(places)) if founding.node in places[number])
     return Plan(directory, commands, mine)

@@ -19,7 +19,7 @@ from holdfast.cluster.events.positions import Around, Encoder, OtherCluster
 from holdfast.cluster.events.remote import Remote, Replica
 from holdfast.cluster.events.signals import APPROVALS, CLUSTER, DEPLOYMENTS, Signals
 from holdfast.cluster.partition.changes import Change, Numbered, Position, Slice
-from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.ids import InvocationId, PartitionNumber, numbers_of
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,10 @@ READ_MAX: Final = 250
 _TOO_MANY: Final = "partition {} has changed more often than its nodes remember"
 
 
+#: The partition of an event that is of none.
+NOWHERE: Final = PartitionNumber(-1)
+
+
 class Event:
     """One event, the same for all readers; so is its `text`, which its encoder sets."""
 
@@ -55,14 +59,14 @@ class Event:
         kind: str,
         change: Change | None = None,
         *,
-        number: int = -1,
+        number: PartitionNumber = NOWHERE,
         position: Position = (0, 0),
         around: Around = (b"", b"", b""),
         reason: str = "",
     ) -> None:
         self.kind = kind
         self.change = change
-        self.number = number  # The partition; -1: of none.
+        self.number = number  # The partition, or NOWHERE.
         self.position = position
         self.around = around  # What was read in the other partitions.
         self.reason = reason
@@ -84,7 +88,7 @@ class Feed:
     def __init__(
         self,
         partitions: int,
-        hosted: Mapping[int, Replica],
+        hosted: Mapping[PartitionNumber, Replica],
         remote: Remote,
         signals: Signals,
         *,
@@ -164,7 +168,7 @@ class Feed:
         self.first, self.events = self.end, []
         self.positions = [
             self._hosted[number].machine.changes.end if number in self._hosted else None
-            for number in range(self._partitions)
+            for number in numbers_of(self._partitions)
         ]
         self._id = None
         self._signals.restart(self._signal)
@@ -221,7 +225,7 @@ class Feed:
             await asyncio.sleep(pause_s)
 
     async def _collect(self) -> float:
-        for number in range(self._partitions):
+        for number in numbers_of(self._partitions):
             while (replica := self._hosted.get(number)) is not None:
                 position = self.positions[number]
                 changes = replica.machine.changes
@@ -238,7 +242,9 @@ class Feed:
         return COLLECT_S
 
     async def _ask(self) -> float:
-        wanted = {number: self.positions[number] for number in range(self._partitions) if number not in self._hosted}
+        wanted = {
+            number: self.positions[number] for number in numbers_of(self._partitions) if number not in self._hosted
+        }
         if wanted:
             for number, found in (await self._remote.read(wanted)).items():
                 if self.positions[number] != wanted[number]:
@@ -250,14 +256,14 @@ class Feed:
                 await asyncio.sleep(0)
         return ASK_S
 
-    def _found(self, number: int, end: Position) -> None:
+    def _found(self, number: PartitionNumber, end: Position) -> None:
         """The place of a partition is known now. Readers that came before may have missed something in it."""
         self.positions[number] = end
         self._id = None
         if any(each.is_reading for each in self._readers):
             self._append([Event(RESET, reason=f"partition {number} was unreachable, and its changes unknown")])
 
-    def _add(self, number: int, found: Slice) -> None:
+    def _add(self, number: PartitionNumber, found: Slice) -> None:
         self.positions[number] = found.position
         self._id = None
         if found.lost:
@@ -285,7 +291,7 @@ class Feed:
 
     # -- catching up -------------------------------------------------------------------------------------------------
 
-    async def read(self, number: int, after: Position, until: Position) -> tuple[list[Numbered], Position]:
+    async def read(self, number: PartitionNumber, after: Position, until: Position) -> tuple[list[Numbered], Position]:
         """The changes of a partition after a position, oldest first, and the position after them: a part of those up to
         `until`, with only the newest of each invocation. Raises Lost."""
         found = await self._next_of(number, after)
@@ -298,7 +304,7 @@ class Feed:
             newest[id_] = row
         return list(newest.values()), min(found.position, until)
 
-    async def _next_of(self, number: int, after: Position) -> Slice:
+    async def _next_of(self, number: PartitionNumber, after: Position) -> Slice:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + BEGIN_S
         while True:
@@ -324,9 +330,9 @@ class Reader:
         self._lost = lost  # Why it cannot continue after its last event; empty: it can.
         self._until: list[Position | None] = []  # Catch up to here,
         self._next = 0  # and continue with this event of the list.
-        self._ready: deque[tuple[int, Numbered]] = deque()  # A partition, and its change.
+        self._ready: deque[tuple[PartitionNumber, Numbered]] = deque()  # A partition, and its change.
         self._around: Around = (b"", b"", b"")  # Of them.
-        self._ahead: dict[int, Position] = {}  # Partitions in which it has seen more than this node.
+        self._ahead: dict[PartitionNumber, Position] = {}  # Partitions in which it has seen more than this node.
         self._id = ""
         self.is_reading = False
 
@@ -391,7 +397,7 @@ class Reader:
 
     def _has_seen(self, event: Event) -> bool:
         at = self._ahead.get(event.number)
-        if at is not None and event.number >= 0 and event.position > at:
+        if at is not None and event.number != NOWHERE and event.position > at:
             del self._ahead[event.number]
             return False
         return at is not None
@@ -402,7 +408,7 @@ class Reader:
     async def _catch_up(self, behind: list[Position | None]) -> list[Event]:
         """The next piece of what it has missed. At the end, also that anything else may have changed."""
         if not self._ready:
-            number = next((number for number in range(len(behind)) if self._is_behind(behind, number)), None)
+            number = next((number for number in numbers_of(len(behind)) if self._is_behind(behind, number)), None)
             if number is None:
                 return self._caught_up(behind)
             after, until = behind[number], self._until[number]
@@ -418,16 +424,16 @@ class Reader:
         self._note(events)
         return events
 
-    def _is_behind(self, behind: list[Position | None], number: int) -> bool:
+    def _is_behind(self, behind: list[Position | None], number: PartitionNumber) -> bool:
         at, until = behind[number], self._until[number]
         if at is None or until is None:
             raise Lost(f"no node tells the changes of partition {number}")
         return at < until
 
     def _caught_up(self, behind: list[Position | None]) -> list[Event]:
-        pairs = enumerate(zip(behind, self._until, strict=True))
+        triples = zip(numbers_of(len(behind)), behind, self._until, strict=True)
         self._ahead = {
-            number: at for number, (at, until) in pairs if at is not None and until is not None and at > until
+            number: at for number, at, until in triples if at is not None and until is not None and at > until
         }
         self._behind = None
         self._id = self._feed.encoder.encode(behind)

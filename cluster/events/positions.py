@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from holdfast.cluster.partition.changes import ALL, Position
+from holdfast.sdk.ids import PartitionNumber
 
 VERSION: Final = 1
 MARK_BYTES: Final = 4
@@ -51,14 +52,14 @@ class Encoder:
         assert len(positions) == self._partitions, "one for each partition"
         return _text(self._head + b"".join(map(_index_bytes, positions)) + _midst(positions))
 
-    def around(self, positions: Positions, number: int) -> Around:
+    def around(self, positions: Positions, number: PartitionNumber) -> Around:
         """What an id says about all partitions but one: before its index, after it, and in the end."""
         packed = [_index_bytes(each) for each in positions]
         others = [*positions[:number], None, *positions[number + 1 :]]
         return self._head + b"".join(packed[:number]), b"".join(packed[number + 1 :]), _midst(others)
 
     @staticmethod
-    def encode_at(around: Around, number: int, position: Position) -> str:
+    def encode_at(around: Around, number: PartitionNumber, position: Position) -> str:
         """The id with this position in one partition. Quick: there is one for each event."""
         before, after, rest = around
         index, count = position

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from holdfast.cluster.partition.changes import Changes, Position, Slice
 from holdfast.cluster.peers.rpc import Refused, Rpc, Unanswered
+from holdfast.sdk.ids import PartitionNumber
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class Replica(Protocol):
 
 
 #: What to read: by partition, the position after which. None: only where its changes end.
-Wanted: TypeAlias = Mapping[int, Position | None]
+Wanted: TypeAlias = Mapping[PartitionNumber, Position | None]
 
 
 class Remote:
@@ -44,9 +45,9 @@ class Remote:
     def __init__(
         self,
         rpc: Rpc,
-        hosted: Mapping[int, Replica],
+        hosted: Mapping[PartitionNumber, Replica],
         *,
-        replicas: Callable[[int], Sequence[str]],
+        replicas: Callable[[PartitionNumber], Sequence[str]],
         connected: Callable[[], Collection[str]],
     ) -> None:
         """`replicas`: the nodes that have a partition, by the cluster's table."""
@@ -54,12 +55,12 @@ class Remote:
         self._hosted = hosted
         self._replicas = replicas
         self._connected = connected
-        self._turns: dict[int, int] = {}  # By partition: raised when a node could not answer, so that another is asked.
+        self._turns: dict[PartitionNumber, int] = {}  # Raised when a node could not answer, so that another is asked.
         rpc.serve(_METHOD, self._serve)
 
-    async def read(self, wanted: Wanted) -> dict[int, Slice]:
+    async def read(self, wanted: Wanted) -> dict[PartitionNumber, Slice]:
         """The next changes of partitions. Those that no node can tell now are left out."""
-        by_peer: dict[str, list[int]] = defaultdict(list)
+        by_peer: dict[str, list[PartitionNumber]] = defaultdict(list)
         connected = set(self._connected())
         for number in wanted:
             near = [name for name in self._replicas(number) if name in connected]
@@ -68,13 +69,13 @@ class Remote:
         answers = await asyncio.gather(*(self._ask(peer, numbers, wanted) for peer, numbers in by_peer.items()))
         return {number: slice_ for answer in answers for number, slice_ in answer.items()}
 
-    async def _ask(self, peer: str, numbers: list[int], wanted: Wanted) -> dict[int, Slice]:
-        found: dict[int, Slice] = {}
+    async def _ask(self, peer: str, numbers: list[PartitionNumber], wanted: Wanted) -> dict[PartitionNumber, Slice]:
+        found: dict[PartitionNumber, Slice] = {}
         try:
             async with asyncio.timeout(ASK_S):
                 answer = await self._rpc.ask(peer, _METHOD, [[number, wanted[number]] for number in numbers])
             for number, rows, position, lost in answer:
-                found[int(number)] = Slice(
+                found[PartitionNumber(int(number))] = Slice(
                     [(at, offset, tuple(row)) for at, offset, row in rows], tuple(position), lost
                 )
         except (Refused, Unanswered, TimeoutError, TypeError, ValueError) as error:

@@ -16,7 +16,7 @@ from holdfast.cluster.handlers.timings import Timings
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.registry.machine import Target
 from holdfast.log.errors import ProposalError, TooLarge
-from holdfast.sdk.ids import NO_INVOCATION, InvocationId, format_id
+from holdfast.sdk.ids import NO_INVOCATION, DeploymentId, InvocationId, format_id
 from holdfast.statemachine.commands import Command
 from holdfast.statemachine.effects import Code, First, Result
 from holdfast.statemachine.outcomes import failed
@@ -34,7 +34,7 @@ class Owner(Protocol):
 
     def redispatch(self, invocation: InvocationId, epoch: int) -> None: ...
 
-    def scan(self, first: InvocationId = NO_INVOCATION, only: str | None = None) -> None:
+    def scan(self, first: InvocationId = NO_INVOCATION, only: DeploymentId | None = None) -> None:
         """There is room again: find attempts that should run, from an id on, at one deployment or at all."""
 
 

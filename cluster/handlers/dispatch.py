@@ -15,7 +15,7 @@ from holdfast.cluster.handlers.attempts import Attempt, Attempts, Carrier, Openi
 from holdfast.cluster.handlers.large import Loads
 from holdfast.cluster.registry.registry import Registry
 from holdfast.cluster.values.shared_store import Objects
-from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.ids import DeploymentId, InvocationId
 from holdfast.statemachine.commands import Command
 from holdfast.statemachine.effects import StartAttempt
 
@@ -51,12 +51,12 @@ class Dispatcher(Attempts, Protocol):
     def start(self, owner: Owner, effect: StartAttempt, *, is_fresh: bool = False) -> None: ...
 
     def build(
-        self, ticket: Ticket, carrier: Carrier, deployment: str, *, beside: int
+        self, ticket: Ticket, carrier: Carrier, deployment: DeploymentId, *, beside: int
     ) -> tuple[Attempt, Opening] | None: ...
 
-    def belongs_elsewhere(self, ticket: Ticket, deployment: str) -> bool: ...
+    def belongs_elsewhere(self, ticket: Ticket, deployment: DeploymentId) -> bool: ...
 
-    def retire(self, deployment: str, endpoint: object) -> None: ...
+    def retire(self, deployment: DeploymentId, endpoint: object) -> None: ...
 
     def heard(self, carrier: Carrier, invocation: InvocationId, epoch: int) -> Attempt | None:
         """The attempt that a frame belongs to, if it runs on this carrier."""
@@ -93,7 +93,7 @@ class Station(Protocol):
     """An endpoint, as the protocol that connects to it knows it."""
 
     invoker: Dispatcher
-    deployment: str
+    deployment: DeploymentId
     loads: Loads
 
     @property

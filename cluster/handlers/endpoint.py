@@ -20,7 +20,7 @@ from holdfast.cluster.handlers.large import Loads
 from holdfast.cluster.handlers.protocols.interface import CannotConnect, Connector
 from holdfast.cluster.handlers.protocols.table import Protocols
 from holdfast.cluster.handlers.queue import SUSPICION_S, Queue
-from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.ids import DeploymentId, InvocationId
 from holdfast.statemachine.effects import StartAttempt
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ REBUILD_S: Final = 1.0
 
 
 class Endpoint:
-    def __init__(self, invoker: Dispatcher, deployment: str, protocols: Protocols) -> None:
+    def __init__(self, invoker: Dispatcher, deployment: DeploymentId, protocols: Protocols) -> None:
         self.invoker = invoker
         self.deployment = deployment
         self.queue: Queue[Ticket, Owner] = Queue(asyncio.get_running_loop().time, invoker.limits.waiting)

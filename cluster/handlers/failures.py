@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from random import Random
 from typing import Any, Final, Protocol
 
 from holdfast.cluster.handlers.attempts import Owner
 from holdfast.cluster.registry.machine import Target
 from holdfast.log.errors import ProposalError
-from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.ids import DeploymentId, InvocationId, format_id
 from holdfast.sdk.journal import cut_text
 from holdfast.statemachine.commands import FailAttempt, Retry
 from holdfast.statemachine.effects import Result
-from holdfast.statemachine.outcomes import failed
+from holdfast.statemachine.outcomes import details_of, failed
+
+logger = logging.getLogger(__name__)
 
 #: Attempts that violate the protocol before their invocation is paused.
 PROTOCOL_ATTEMPTS: Final = 5
@@ -33,6 +36,12 @@ class Failures:
     def of_attempt(
         self, attempt: Failing, failure: list[Any], *, retry_after_ms: int = 0, pause: bool = False
     ) -> FailAttempt:
+        if logger.isEnabledFor(logging.DEBUG):
+            # Without its message, which is the handler's and may have what nobody should find in a log.
+            code, _, kind, *_ = (*details_of(failure), "")
+            id_ = format_id(attempt.id)
+            fields = {"invocation_id": id_, "attempt": attempt.epoch}
+            logger.debug("%s failed an attempt: %s %s", id_, code, kind, extra=fields)
         retry = attempt.target.options.retry
         return FailAttempt(
             id=attempt.id,
@@ -45,7 +54,7 @@ class Failures:
         )
 
     def unoffered(
-        self, invocation: InvocationId, epoch: int, *, service: str, handler: str, deployment: str | None
+        self, invocation: InvocationId, epoch: int, *, service: str, handler: str, deployment: DeploymentId | None
     ) -> FailAttempt:
         """No deployment offers the handler. A pinned invocation waits for an operator, others for a deployment."""
         where = f"deployment {deployment}" if deployment is not None else "any registered deployment"

@@ -6,14 +6,13 @@ For the whole picture it asks all connected nodes, and leaves out those that are
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
-from holdfast.cluster.peers.rpc import Refused, Rpc, Unanswered
-from holdfast.sdk.ids import InvocationId
+from holdfast.cluster.peers.rpc import Rpc
+from holdfast.cluster.peers.survey import ask_all
+from holdfast.sdk.ids import DeploymentId, InvocationId
 
-ASK_S: Final = 1.0  # How long an operator's request waits for silent nodes.
 _METHOD: Final = "endpoint-health"
 
 
@@ -21,7 +20,7 @@ class Health(NamedTuple):
     """One deployment as one node sees it. New fields go to the end, with a default, because two releases may exchange it."""
 
     node: str
-    deployment: str
+    deployment: DeploymentId
     uri: str
     down_since_ms: int  # 0: it is reachable, or was not tried yet.
     failures: int  # Consecutive failures of this node to reach it.
@@ -47,7 +46,7 @@ class HasHealth(Protocol):
 
 class Healths:
     def __init__(
-        self, node: str, endpoints: Mapping[str, HasHealth], rpc: Rpc, connected: Callable[[], Collection[str]]
+        self, node: str, endpoints: Mapping[DeploymentId, HasHealth], rpc: Rpc, connected: Callable[[], Collection[str]]
     ) -> None:
         self._node = node
         self._endpoints = endpoints
@@ -55,7 +54,7 @@ class Healths:
         self._connected = connected
         rpc.serve(_METHOD, self._serve)
 
-    def here(self, deployment: str | None = None, invocation: InvocationId | None = None) -> list[Health]:
+    def here(self, deployment: DeploymentId | None = None, invocation: InvocationId | None = None) -> list[Health]:
         """What this node knows about one deployment, or about all that it has used. With an invocation, also why it waits."""
         endpoints = self._endpoints
         wanted = (
@@ -63,23 +62,20 @@ class Healths:
         )
         return [endpoint.health(self._node, invocation) for endpoint in wanted]
 
-    async def everywhere(self, deployment: str | None = None, invocation: InvocationId | None = None) -> list[Health]:
+    async def everywhere(
+        self, deployment: DeploymentId | None = None, invocation: InvocationId | None = None
+    ) -> list[Health]:
         """What the nodes that answer in time know, sorted by deployment and node."""
 
-        async def ask(peer: str) -> list[Health]:
-            try:
-                async with asyncio.timeout(ASK_S):
-                    argument = deployment if invocation is None else [deployment, invocation]
-                    rows = await self._rpc.ask(peer, _METHOD, argument)
-                found = [Health(*row[: len(Health._fields)]) for row in rows]
-            except (Refused, Unanswered, TimeoutError, TypeError):
-                return []  # It is down, or runs a release that does not understand the call.
+        def read(rows: Any) -> list[Health]:
+            found = [Health(*row[: len(Health._fields)]) for row in rows]
             # A release that does not know the question about an invocation answers for all deployments.
             return [each for each in found if deployment in (None, each.deployment)]
 
-        answers = await asyncio.gather(*(ask(peer) for peer in list(self._connected())))
+        argument = deployment if invocation is None else [deployment, invocation]
+        answers = await ask_all(self._rpc, self._connected(), _METHOD, argument, read=read)
         return sorted(
-            [*self.here(deployment, invocation), *(each for answer in answers for each in answer)], key=_order
+            [*self.here(deployment, invocation), *(each for answer in answers.values() for each in answer)], key=_order
         )
 
     async def _serve(self, peer: str, argument: Any) -> Any:
@@ -89,7 +85,7 @@ class Healths:
         return [
             tuple(each)
             for each in self.here(
-                deployment if isinstance(deployment, str) else None,
+                DeploymentId(deployment) if isinstance(deployment, str) else None,
                 InvocationId(invocation) if isinstance(invocation, bytes) else None,
             )
         ]

@@ -35,7 +35,7 @@ from holdfast.cluster.tasks import Tasks
 from holdfast.cluster.values.shared_store import Objects, StoreDown, ValueLost
 from holdfast.cluster.values.staging import Put, Stager, digested
 from holdfast.log.errors import Overloaded, ProposalError
-from holdfast.sdk.ids import InvocationId, format_id, object_id
+from holdfast.sdk.ids import DeploymentId, InvocationId, format_id, object_id
 from holdfast.sdk.journal import PAYLOAD_BYTES_MAX, cut_text
 from holdfast.statemachine import queries, refs
 from holdfast.statemachine.attempts import LOSSES_MAX
@@ -88,7 +88,7 @@ class Invoker:
         self.rng = rng
         self._failures = Failures(self.rng)
         self.attempts: dict[InvocationId, Attempt] = {}
-        self.endpoints: dict[str, Endpoint] = {}
+        self.endpoints: dict[DeploymentId, Endpoint] = {}
         self.started = 0
         self.timings = Timings()
         self.frames_in = 0
@@ -102,7 +102,7 @@ class Invoker:
         self._asking: asyncio.Task[None] | None = None
         self.stopping = False
         self._loop = asyncio.get_running_loop()
-        self._deployments: set[str] = set()
+        self._deployments: set[DeploymentId] = set()
         self._closing = Tasks()
         self.pauses = Withholding(self, lambda: registry.state.pauses)
         self._sweeper = self._loop.call_later(_SWEEP_S, self._sweep)
@@ -211,13 +211,13 @@ class Invoker:
 
     # -- attempts ----------------------------------------------------------------------------------------------------
 
-    def find(self, service: str, handler: str, deployment: str | None) -> Target | None:
+    def find(self, service: str, handler: str, deployment: DeploymentId | None) -> Target | None:
         """The handler at the invocation's pinned deployment, or else where new invocations go."""
         if deployment is None:
             return self.registry.find(service, handler)
         return self.registry.target(deployment, service, handler)
 
-    def endpoint(self, deployment: str) -> Endpoint:
+    def endpoint(self, deployment: DeploymentId) -> Endpoint:
         found = self.endpoints.get(deployment)
         if found is None:
             found = self.endpoints[deployment] = Endpoint(self, deployment, self._protocols)
@@ -230,7 +230,7 @@ class Invoker:
             for endpoint in list(self.endpoints.values()):
                 endpoint.deployments_changed()
 
-    def belongs_elsewhere(self, ticket: Ticket, deployment: str) -> bool:
+    def belongs_elsewhere(self, ticket: Ticket, deployment: DeploymentId) -> bool:
         with ticket.owner.partition.state.read() as txn:
             record = queries.load(txn, ticket.id)
         if record is None:
@@ -238,7 +238,7 @@ class Invoker:
         target = self.find(record.service, record.handler, record.deployment)
         return target is None or target.deployment != deployment
 
-    def retire(self, deployment: str, endpoint: object) -> None:
+    def retire(self, deployment: DeploymentId, endpoint: object) -> None:
         """The endpoint's deployment was removed, and nothing runs there any more."""
         found = self.endpoints.get(deployment)
         if found is not None and found is endpoint:
@@ -246,7 +246,7 @@ class Invoker:
             self._closing.keep(self._loop.create_task(found.close()))
 
     def build(
-        self, ticket: Ticket, carrier: Carrier, deployment: str, *, beside: int
+        self, ticket: Ticket, carrier: Carrier, deployment: DeploymentId, *, beside: int
     ) -> tuple[Attempt, Opening] | None:
         """The attempt and what it starts with; None if it is no longer needed, or belongs elsewhere."""
         owner, ident, epoch, first, *_ = ticket
@@ -446,9 +446,8 @@ class Invoker:
 
     def lost(self, attempt: Attempt, why: str) -> None:
         """The attempt cannot continue, so the next one must. Harmless if the state has already moved on."""
-        if not attempt.over:
-            logger.debug("%s lost an attempt: %s", format_id(attempt.id), why, extra=attempt.log_fields)
-            self.drop(attempt, why)
+        logger.debug("%s lost an attempt: %s", format_id(attempt.id), why, extra=attempt.log_fields)
+        self.drop(attempt, why)
         if not attempt.owner.ended:
             attempt.owner.redispatch(attempt.id, attempt.epoch)
 

@@ -32,11 +32,11 @@ def of_handlers(invoker: Invoker) -> Iterator[Metric]:
         "Time that handlers blocked the event loop of the endpoint.",
         labels=label,
     )
-    for name, endpoint in invoker.endpoints.items():
-        blocked.add_metric([name], endpoint.blocked_ms / 1000)
-        running.add_metric([name], endpoint.queue.running)
-        waiting.add_metric([name], len(endpoint.queue))
-        failures.add_metric([name], endpoint.failures)
+    for deployment, endpoint in invoker.endpoints.items():
+        blocked.add_metric([deployment], endpoint.blocked_ms / 1000)
+        running.add_metric([deployment], endpoint.queue.running)
+        waiting.add_metric([deployment], len(endpoint.queue))
+        failures.add_metric([deployment], endpoint.failures)
     yield from (running, waiting, failures, blocked)
     timings = invoker.timings
     for name, about, histogram in (

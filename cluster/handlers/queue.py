@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from holdfast.cluster.backoff import backoff
-from holdfast.sdk.ids import NO_INVOCATION, InvocationId
+from holdfast.sdk.ids import NO_INVOCATION, DeploymentId, InvocationId
 from holdfast.statemachine.attempts import SUSPECT_LOSSES
 
 #: How many watched attempts may run at a time, by how often the invocation lost its process, and by how often the
@@ -399,11 +399,11 @@ class Search:
     """
 
     def __init__(self) -> None:
-        self._wanted: dict[str | None, InvocationId] = {}  # Deployment (None: all) -> the first id.
-        self._deployments: set[str] | None = None  # Those that the current search is for; None: all.
+        self._wanted: dict[DeploymentId | None, InvocationId] = {}  # Deployment (None: all) -> the first id.
+        self._deployments: set[DeploymentId] | None = None  # Those that the current search is for; None: all.
         self._places: dict[str, int] = {}  # Free places at endpoints in the current search.
 
-    def want(self, first: InvocationId, deployment: str | None) -> None:
+    def want(self, first: InvocationId, deployment: DeploymentId | None) -> None:
         self._wanted[deployment] = min(first, self._wanted.get(deployment, first))
 
     @property
@@ -416,11 +416,11 @@ class Search:
         self._deployments = None if None in wanted else {deployment for deployment in wanted if deployment}
         return min(wanted.values(), default=NO_INVOCATION)
 
-    def covers(self, deployment: str | None) -> bool:
+    def covers(self, deployment: DeploymentId | None) -> bool:
         """Whether the search is for attempts at this deployment (None: at none that is known)."""
         return self._deployments is None or deployment in self._deployments
 
-    def take_place(self, deployment: str, queue: Queue[Any, Any]) -> bool:
+    def take_place(self, deployment: DeploymentId, queue: Queue[Any, Any]) -> bool:
         """Take one of the places that the queue of this deployment had when the search met it first."""
         left = self._places.get(deployment)
         if left is None:

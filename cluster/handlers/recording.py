@@ -17,6 +17,7 @@ from holdfast.cluster.values.staging import HASHED_BYTES_MAX
 from holdfast.sdk.ids import (
     ID_BYTES,
     SECRET_BYTES,
+    DeploymentId,
     InvocationId,
     child_id,
     idempotent_id,
@@ -332,7 +333,7 @@ def _bounded(sender: Sender, outcome: list[Any]) -> list[Any]:
     return pack_outcome(failure if sender.level >= 2 else failure._replace(extra=None))
 
 
-def _pin(sender: Sender) -> str | None:
+def _pin(sender: Sender) -> DeploymentId | None:
     """The deployment, with the first command that leaves a trace: from then on only this code may continue."""
     if sender.pinned:
         return None

@@ -39,6 +39,7 @@ from holdfast.cluster.ingress.following import Replies, body_of, follow
 from holdfast.cluster.ingress.openapi import openapi
 from holdfast.cluster.ingress.requests import (
     Hidden,
+    Sent,
     hash_request,
     passed_on,
     read_delay_ms,
@@ -163,19 +164,60 @@ class Ingress:
             target, key, send = await self._registry.certainly(lambda: self._target(path))
         if request.method != "POST":
             raise WrongMethod("POST", f"{request.method} on a handler: handlers are called with POST")
+        return await self._start(
+            request, target, key=key, headers=request.headers, parameters=parameters, payload=None, send=send
+        )
+
+    async def send(self, request: Request, sent: Sent) -> Answer:
+        """Start an invocation for the admin API, where a body says what path, parameters and headers of /send say here."""
+        if reason := self._closed():
+            raise Unavailable(reason, "nothing was accepted; send the request again after the time in Retry-After")
+        request.principal.check_service(sent.service)
+        target = await self._registry.certainly(lambda: self._registry.resolve(sent.service, sent.handler))
+        if (target.kind == "service") != (sent.key is None):
+            needs = "has no keys" if sent.key is not None else "needs a key"
+            raise BadRequest(f"{sent.service} is {KIND_NAMES[target.kind]}, which {needs}")
+        if sent.key is not None:
+            _check_key(sent.key)
+        if len(sent.payload) > self._config.body_bytes_max:
+            raise too_large(self._config.body_bytes_max)
+        parameters = {} if sent.delay is None else {"delay": sent.delay}
+        return await self._start(
+            request,
+            target,
+            key=sent.key,
+            headers=sent.headers,
+            parameters=parameters,
+            payload=sent.payload,
+            send=True,
+        )
+
+    async def _start(
+        self,
+        request: Request,
+        target: Target,
+        *,
+        key: str | None,
+        headers: Mapping[str, str],
+        parameters: Mapping[str, str],
+        payload: bytes | None,
+        send: bool,
+    ) -> Answer:
+        """`payload`: None if it is the body of the request, which is read when everything else is in order."""
         if target.options.private:
             raise Forbidden(
                 f"{target.service}/{target.handler} is private",
                 "only other handlers may call it, through their context",
             )
         delay_ms = read_delay_ms(parameters, send=send)
-        id_, idempotency_key = self._mint(target, key, request.headers)
-        passed = passed_on(request.headers, self._hidden)
+        id_, idempotency_key = self._mint(target, key, headers)
+        passed = passed_on(headers, self._hidden)
         if request.principal.id:
             passed.pop("authorization", None)  # It is ours: a journal must not hold the token.
         if self._config.traces:
             trace(passed, id_, self._config.traces_ratio)
-        payload = await request.read(self._config.body_bytes_max, too_large)
+        if payload is None:
+            payload = await request.read(self._config.body_bytes_max, too_large)
         request_hash = b"" if idempotency_key is None or self._level() < 2 else await hash_request(payload)
         # In a list, so that the proposal holds the last reference: the body is freed while the outcome is awaited.
         work = [
@@ -242,12 +284,8 @@ class Ingress:
         target = self._registry.resolve(service, path[count - 1])
         if not keyed:
             return target, None, send
-        key = path[1]
-        if not key or len(key.encode()) > KEY_BYTES_MAX:
-            raise BadRequest(
-                f"a key has 1 to {KEY_BYTES_MAX} bytes", "percent-encode slashes and other special characters"
-            )
-        return target, key, send
+        _check_key(path[1])
+        return target, path[1], send
 
     def _mint(self, target: Target, key: str | None, headers: Mapping[str, str]) -> tuple[InvocationId, str | None]:
         idempotency_key = headers.get("Idempotency-Key")
@@ -471,6 +509,11 @@ class Ingress:
                     'send a text, or JSON as in {"message": "no budget", "code": 409}',
                 )
         return failed(code, cut_text(message or "rejected"), "Rejected")
+
+
+def _check_key(key: str) -> None:
+    if not key or len(key.encode()) > KEY_BYTES_MAX:
+        raise BadRequest(f"a key has 1 to {KEY_BYTES_MAX} bytes", "percent-encode slashes and other special characters")
 
 
 def _name_act(request: Request, which: str, places: Mapping[str, str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from holdfast.cluster.config import BODY_BYTES_MAX
 from holdfast.cluster.durations import parse_duration_ms
@@ -37,7 +37,18 @@ _NOT_PASSED_ON: Final = frozenset(
 )  # fmt: skip
 
 
-def read_delay_ms(parameters: dict[str, str], *, send: bool) -> int:
+class Sent(NamedTuple):
+    """An invocation that the body of a request asks for. Headers include the Idempotency-Key, if there is one."""
+
+    service: str
+    handler: str
+    key: str | None
+    payload: bytes
+    headers: Mapping[str, str]
+    delay: str | None
+
+
+def read_delay_ms(parameters: Mapping[str, str], *, send: bool) -> int:
     if not parameters:
         return 0
     unknown = next((name for name in parameters if name != "delay"), None)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from holdfast.cluster.handlers.queue import Search
 from holdfast.cluster.leading.courier import Courier
@@ -22,7 +22,7 @@ from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.values.janitor import Janitor
 from holdfast.cluster.values.shared_store import Objects
 from holdfast.log.errors import ProposalError
-from holdfast.sdk.ids import NO_INVOCATION, InvocationId
+from holdfast.sdk.ids import NO_INVOCATION, DeploymentId, InvocationId, PartitionNumber
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import (
     CALL_DEPTH_MAX,
@@ -99,7 +99,7 @@ class Leadership:
         self._scanning = False
         self._search = Search()
         self._alarm = Alarm(partition)
-        self._outboxes: dict[int, Outbox] = {}
+        self._outboxes: dict[PartitionNumber, Outbox] = {}
         self._objects = objects
         self._janitor = Janitor(partition, objects)
         self._notices = Notices(partition, courier)
@@ -118,6 +118,7 @@ class Leadership:
             DeleteObjects: lambda _: self._janitor.wake(),
             DeliverNotices: lambda _: self._notices.wake(),
         }
+        assert self._carry.keys() == {*get_args(Effect)}, "every effect is carried out by somebody"
         if tracer is not None:
             settle, traced = self._carry[Reply], tracer.completed
 
@@ -274,7 +275,7 @@ class Leadership:
         self._redispatch_timer = None
         self._redispatch_more()
 
-    def scan(self, first: InvocationId = NO_INVOCATION, only: str | None = None) -> None:
+    def scan(self, first: InvocationId = NO_INVOCATION, only: DeploymentId | None = None) -> None:
         """Derive pending work from the state again: all of it, or the attempts from an id on, at one deployment.
 
         An attempt for an endpoint whose queue is full is skipped and does not delay the others. The endpoint remembers
@@ -316,7 +317,7 @@ class Leadership:
         if target is None or self._has_place(target.deployment, effect.id):
             self.redispatch(effect.id, effect.epoch)
 
-    def _has_place(self, deployment: str, invocation: InvocationId) -> bool:
+    def _has_place(self, deployment: DeploymentId, invocation: InvocationId) -> bool:
         endpoint = self._invoker.endpoint(deployment)
         if self._search.take_place(deployment, endpoint.queue):
             return True
@@ -325,7 +326,7 @@ class Leadership:
 
     # -- outboxes ------------------------------------------------------------------------------------------------------
 
-    def flush(self, target: int) -> None:
+    def flush(self, target: PartitionNumber) -> None:
         outbox = self._outboxes.get(target)
         if outbox is None:
             outbox = self._outboxes[target] = Outbox(self.partition, self._router, self._objects, target)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from holdfast.cluster.clock import Clock
 from holdfast.cluster.config import Config
-from holdfast.cluster.groups import FIRST_PARTITION_GROUP
+from holdfast.cluster.groups import group_of
 from holdfast.cluster.handlers.invoker import Invoker
 from holdfast.cluster.leading.courier import Courier
 from holdfast.cluster.leading.leadership import Leadership, limits_of
@@ -20,6 +20,7 @@ from holdfast.cluster.snapshotting.service import Snapshots
 from holdfast.cluster.traces import Tracer
 from holdfast.cluster.values.shared_store import Objects
 from holdfast.log.node import LogNode
+from holdfast.sdk.ids import PartitionNumber
 
 
 class Leaderships:
@@ -63,10 +64,10 @@ class Leaderships:
         self._tracer = tracer
         self._stopped = False
 
-    def adopt(self, number: int) -> None:
+    def adopt(self, number: PartitionNumber) -> None:
         """Hold a group of the log as a partition while this node is a member, and lead it if its replica is the leader."""
         replicas = self._replicas
-        group = self._log.group(FIRST_PARTITION_GROUP + number)
+        group = self._log.group(group_of(number))
         partition = replicas.every.get(number)
         if partition is None:
             # One for the life of the process: it counts the proposals of this process.

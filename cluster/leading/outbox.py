@@ -13,6 +13,7 @@ from holdfast.cluster.routing.router import Router
 from holdfast.cluster.values.shared_store import Objects, StoreDown, ValueLost
 from holdfast.cluster.values.staging import Chunk, pieces_of
 from holdfast.log.errors import ProposalError
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.statemachine import queries, refs
 from holdfast.statemachine.commands import Deliver, Ref, TrimOutbox
 from holdfast.statemachine.effects import Code
@@ -34,7 +35,7 @@ class Outbox:
     trimmed.
     """
 
-    def __init__(self, partition: Partition, router: Router, objects: Objects, target: int) -> None:
+    def __init__(self, partition: Partition, router: Router, objects: Objects, target: PartitionNumber) -> None:
         self.failures = 0  # Consecutive.
         self._partition = partition
         self._router = router

@@ -6,17 +6,17 @@ picture it asks all connected nodes.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple
 
 from holdfast.cluster.leading.courier import Courier
 from holdfast.cluster.partition.door import Partition
-from holdfast.cluster.peers.rpc import Refused, Rpc, Unanswered
+from holdfast.cluster.peers.rpc import Rpc
+from holdfast.cluster.peers.survey import ask_all
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.statemachine import queries
 from holdfast.statemachine.webhooks import HookId, name_of
 
-ASK_S: Final = 1.0
 _METHOD: Final = "webhooks"
 #: A receiver that fails for this long is reported in /health.
 FAILING_MS: Final = 60_000
@@ -57,10 +57,10 @@ class Farings:
     def __init__(
         self,
         courier: Courier,
-        hosted: Mapping[int, Partition],
+        hosted: Mapping[PartitionNumber, Partition],
         rpc: Rpc,
         *,
-        leads: Callable[[int], bool],
+        leads: Callable[[PartitionNumber], bool],
         connected: Callable[[], Collection[str]],
         now_ms: Callable[[], int],
     ) -> None:
@@ -102,16 +102,11 @@ class Farings:
     async def everywhere(self) -> dict[HookId, Faring]:
         """What the nodes that answer in time know together."""
 
-        async def ask(peer: str) -> list[Faring]:
-            try:
-                async with asyncio.timeout(ASK_S):
-                    rows = await self._rpc.ask(peer, _METHOD, None)
-                return [Faring(*row[: len(Faring._fields)]) for row in rows]
-            except (Refused, Unanswered, TimeoutError, TypeError):
-                return []  # It is down, or runs a release without webhooks.
+        def read(rows: Any) -> list[Faring]:
+            return [Faring(*row[: len(Faring._fields)]) for row in rows]
 
         found = self.here()
-        for rows in await asyncio.gather(*(ask(peer) for peer in list(self._connected()))):
+        for rows in (await ask_all(self._rpc, self._connected(), _METHOD, None, read=read)).values():
             for row in rows:
                 if row.hook in found:
                     found[row.hook] = found[row.hook].and_(row)

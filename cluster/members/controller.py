@@ -21,6 +21,7 @@ from holdfast.cluster.peers.rpc import Refused, Rpc, Unanswered
 from holdfast.cluster.tasks import Tasks
 from holdfast.log.errors import ProposalError
 from holdfast.log.node import Group
+from holdfast.sdk.ids import NodeId, PartitionNumber
 from holdfast.statemachine.members import ACTIVE, DRAINING, REMOVED, AssignPartition, Membership, next_change
 
 logger = logging.getLogger(__name__)
@@ -40,15 +41,15 @@ IDLE_S: Final = 5.0  # and while there is not.
 class Controller:
     def __init__(
         self,
-        node: str,
-        hosted: Mapping[int, Partition],
+        node: NodeId,
+        hosted: Mapping[PartitionNumber, Partition],
         rpc: Rpc,
         handover: Handover,
         *,
         meta_group: Callable[[], Group],
         membership: Callable[[], Membership],
-        connected: Callable[[], Collection[str]],
-        leader: Callable[[int], str | None],
+        connected: Callable[[], Collection[NodeId]],
+        leader: Callable[[PartitionNumber], str | None],
         propose: Callable[[AssignPartition], Awaitable[object]],
     ) -> None:
         self._node = node
@@ -63,7 +64,7 @@ class Controller:
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._served = Tasks()
-        self._changing: dict[int, tuple[str, ...]] = {}
+        self._changing: dict[PartitionNumber, tuple[NodeId, ...]] = {}
         self._meta_turn = 0  # The new member that the meta group waits for next.
         self._recording = False
         #: The current change, or why no change is possible, for operators.
@@ -141,7 +142,7 @@ class Controller:
         if not task.cancelled():
             task.exception()  # The requester got it, if it is still there.
 
-    async def _change_here(self, number: int, members: tuple[str, ...]) -> list[str]:
+    async def _change_here(self, number: PartitionNumber, members: tuple[NodeId, ...]) -> list[str]:
         partition = self._hosted.get(number)
         if partition is None or not partition.group.is_leader:
             raise Refused("NotLeader", f"{self._node} does not lead partition {number}", self._leader(number))
@@ -158,7 +159,7 @@ class Controller:
         self.record()
         return list(partition.group.status().members)
 
-    def _check_copies(self, number: int, group: Group, members: tuple[str, ...]) -> None:
+    def _check_copies(self, number: PartitionNumber, group: Group, members: tuple[NodeId, ...]) -> None:
         """Give up a good replica for a better placement only if all remaining ones have caught up. Raises Refused."""
         nodes, status = self._membership().nodes, group.status()
         near = {self._node, *self._connected()}
@@ -223,8 +224,8 @@ class Controller:
                 task.add_done_callback(self._tasks.remove)
         return True
 
-    async def _ready(self, names: Collection[str]) -> set[str]:
-        async def ask(name: str) -> str | None:
+    async def _ready(self, names: Collection[NodeId]) -> set[NodeId]:
+        async def ask(name: NodeId) -> NodeId | None:
             try:
                 async with asyncio.timeout(ASK_S):
                     return name if name == self._node or await self._rpc.ask(name, "ready", None) else None
@@ -233,7 +234,7 @@ class Controller:
 
         return {name for name in await asyncio.gather(*(ask(name) for name in sorted(names))) if name is not None}
 
-    async def _change(self, number: int, after: tuple[str, ...]) -> None:
+    async def _change(self, number: PartitionNumber, after: tuple[NodeId, ...]) -> None:
         """Ask the partition's leader for a change. The table shows whether it succeeded; if not, it is retried."""
         try:
             leader = self._leader(number)
@@ -254,7 +255,7 @@ class Controller:
             self._changing.pop(number, None)
             self.changed()
 
-    async def _recorded(self, number: int, after: tuple[str, ...]) -> None:
+    async def _recorded(self, number: PartitionNumber, after: tuple[NodeId, ...]) -> None:
         """Wait until the table shows the change: a decision based on the old members would only be refused."""
         for _ in range(50):
             if self._membership().table[number].members == after:

@@ -25,6 +25,7 @@ from holdfast.cluster.config import BadConfig, Config, founders_of
 from holdfast.cluster.peers.rpc import Refused, Rpc, Unanswered
 from holdfast.cluster.private import make_private
 from holdfast.log.errors import WrongDirectory
+from holdfast.sdk.ids import NodeId
 from holdfast.snapshots.files import open_private, sync_directory
 
 logger = logging.getLogger(__name__)
@@ -51,8 +52,8 @@ class Founding(NamedTuple):
     """The node and cluster that a directory belongs to. `partitions` is 0 until the cluster has told us."""
 
     cluster: str
-    node: str
-    founders: tuple[str, ...]
+    node: NodeId
+    founders: tuple[NodeId, ...]
     partitions: int = 0
     #: The backup that the cluster was restored from, and a digest of the result; empty if it was not restored.
     restored: str = ""
@@ -75,7 +76,7 @@ def open_founding(config: Config) -> Founding:
         make_private(config.data)
     if (config.data / REMOVED_FILE).exists():
         raise NodeRemoved(config.node)
-    wanted = Founding(config.cluster, config.node, founders_of(config), restored=config.restored)
+    wanted = Founding(config.cluster, NodeId(config.node), founders_of(config), restored=config.restored)
     known = read_founding(config.data)
     if known is None:
         if config.restored and config.node in wanted.founders:

@@ -27,6 +27,7 @@ from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.peers.rpc import Refused, Rpc, Unanswered
 from holdfast.log.errors import NoRoomHere, NotLeader, ProposalError
 from holdfast.log.node import Group
+from holdfast.sdk.ids import NodeId, PartitionNumber
 from holdfast.statemachine.members import ACTIVE, Membership
 
 logger = logging.getLogger(__name__)
@@ -50,14 +51,14 @@ class Handover:
 
     def __init__(
         self,
-        node: str,
-        hosted: Mapping[int, Partition],
+        node: NodeId,
+        hosted: Mapping[PartitionNumber, Partition],
         rpc: Rpc,
         *,
         meta_group: Callable[[], Group],
         membership: Callable[[], Membership],
-        connected: Callable[[], Collection[str]],
-        hint: Callable[[int, str], None],
+        connected: Callable[[], Collection[NodeId]],
+        hint: Callable[[PartitionNumber, str], None],
         no_room: Callable[[], str | None] = lambda: None,
         on_round: Callable[[], None] = lambda: None,
     ) -> None:
@@ -73,12 +74,12 @@ class Handover:
         self._on_round = on_round
         self._led: dict[str, int] = {}  # How many partitions each peer says it leads.
         self._stopping: set[str] = set()  # Peers that reported it, and nothing else since.
-        self._busy: dict[int, int] = {}  # Partitions with unsuccessful holds -> how many,
-        self._left_alone: dict[int, int] = {}  # and for how many more rounds they are left alone.
+        self._busy: dict[PartitionNumber, int] = {}  # Partitions with unsuccessful holds -> how many,
+        self._left_alone: dict[PartitionNumber, int] = {}  # and for how many more rounds they are left alone.
         self.hurried = 0  # Partitions handed over while a step was still running.
         self.full: set[str] = set()  # Nodes without free space, possibly including us,
         self._wary: dict[str, float] = {}  # and until when recovered nodes get nothing for balance.
-        self._moving: set[int] = set()
+        self._moving: set[PartitionNumber] = set()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._room_timer: asyncio.TimerHandle | None = None
@@ -128,7 +129,7 @@ class Handover:
         for peer in self._connected():
             self._tell_one(peer, led)
 
-    def _tell_one(self, peer: str, led: list[int]) -> None:
+    def _tell_one(self, peer: str, led: list[PartitionNumber]) -> None:
         self._rpc.tell(peer, "leads", (led, self.stops))
         self._rpc.tell(peer, "full", self._node in self.full)
 
@@ -203,13 +204,13 @@ class Handover:
 
     # -- moving ------------------------------------------------------------------------------------------------------
 
-    def _successors(self, group: Group, *, lag_max: int | None = None) -> list[str]:
+    def _successors(self, group: Group, *, lag_max: int | None = None) -> list[NodeId]:
         """The nodes that may lead instead of us, most advanced first. If we stop, any node is better than none."""
         status = group.status()
         match: Mapping[Any, int] = status.match
         nodes = self._membership().nodes
         connected = self._connected()
-        able: list[str] = [
+        able: list[NodeId] = [
             name
             for name in status.members
             if name != self._node
@@ -261,7 +262,7 @@ class Handover:
             if leadership is not None and group.is_leader and partition.leadership is leadership:
                 leadership.release()
 
-    async def change_members(self, partition: Partition, members: tuple[str, ...], seconds: float) -> None:
+    async def change_members(self, partition: Partition, members: tuple[NodeId, ...], seconds: float) -> None:
         """Seal a partition that we lead. Raises ProposalError.
 
         Sealing begins a new term, so the partition is held as for a handover, once the new member has caught up."""
@@ -347,7 +348,7 @@ class Handover:
                 self._left_alone[partition.number] = min(2**times, BUSY_ROUNDS_MAX)
             return
 
-    def _is_left_alone(self, number: int) -> bool:
+    def _is_left_alone(self, number: PartitionNumber) -> bool:
         looks = self._left_alone.pop(number, 0)
         if looks > 1:
             self._left_alone[number] = looks - 1
@@ -355,7 +356,7 @@ class Handover:
 
     # -- on request ---------------------------------------------------------------------------------------------------
 
-    async def transfer(self, number: int, to: str | None, leader: str | None) -> str:
+    async def transfer(self, number: PartitionNumber, to: str | None, leader: str | None) -> str:
         """Make `to`, or any other node, lead a partition, and return the new leader. Raises ProposalError."""
         partition = self._hosted.get(number)
         if partition is not None and partition.group.is_leader:
@@ -401,7 +402,7 @@ class Handover:
 class _Hold:
     """Holds a partition while its log waits to be sealed. The log calls `is_over` in its turns, so it must not wait."""
 
-    def __init__(self, partition: Partition, moving: set[int]) -> None:
+    def __init__(self, partition: Partition, moving: set[PartitionNumber]) -> None:
         self._partition = partition
         self._leadership = partition.leadership
         self._moving = moving

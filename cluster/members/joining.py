@@ -20,6 +20,7 @@ from holdfast.cluster.registry.metalog import MetaLog
 from holdfast.cluster.registry.registry import Registry
 from holdfast.log.errors import ProposalError
 from holdfast.log.node import LogNode
+from holdfast.sdk.ids import NodeId
 from holdfast.statemachine.effects import Code
 from holdfast.statemachine.members import PutNode
 from holdfast.statemachine.meta import MetaCommand
@@ -148,18 +149,18 @@ class Joining:
 
     # -- introduction-------------------------------------------------------------------------------------------------
 
-    def introduction(self, urls: Urls = CLOSED) -> tuple[str, str, str, str, str]:
+    def introduction(self, urls: Urls = CLOSED) -> tuple[NodeId, str, str, str, str]:
         config = self._config
         address = config.advertise or config.peer
         if not address.port:
             address = HostPort(address.host, self._log.port)
         where = "" if address.host in ("0.0.0.0", "::", "") else str(address)  # No address that another node can reach.
         ingress = config.public_ingress_url or urls.ingress
-        return (config.node, config.zone, where, ingress, config.public_admin_url or urls.admin)
+        return (NodeId(config.node), config.zone, where, ingress, config.public_admin_url or urls.admin)
 
     async def introduce(self, urls: Urls = CLOSED) -> None:
         """Announce the address of this node to the cluster. Raises a ProposalError or TimeoutError."""
-        known = self._registry.state.membership.nodes.get(self._config.node)
+        known = self._registry.state.membership.nodes.get(NodeId(self._config.node))
         mine = self.introduction(urls)
         if known is None or known[: len(mine)] != mine:
             await self._registry.propose(PutNode(*mine), timeout_s=_INTRODUCE_S)

@@ -12,12 +12,12 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from holdfast.cluster.groups import FIRST_PARTITION_GROUP
+from holdfast.cluster.groups import group_of
 from holdfast.cluster.snapshotting.replicas import Replicas
 from holdfast.cluster.snapshotting.service import Snapshots
 from holdfast.cluster.tasks import Tasks
-from holdfast.log.messages import GroupId
 from holdfast.log.node import LogNode
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.statemachine.members import Membership
 
 logger = logging.getLogger(__name__)
@@ -47,8 +47,8 @@ class Leftovers:
         self._snapshots = snapshots
         self._membership = membership
         #: Partitions that must not return yet, because their old files are still here.
-        self.going: set[int] = set()
-        self._since: dict[int, float] = {}
+        self.going: set[PartitionNumber] = set()
+        self._since: dict[PartitionNumber, float] = {}
         self._tasks = Tasks()
 
     def start(self) -> None:
@@ -64,7 +64,7 @@ class Leftovers:
         task = asyncio.ensure_future(work)
         self._tasks.keep(task)
 
-    def keep_out(self, numbers: Iterable[int]) -> None:
+    def keep_out(self, numbers: Iterable[PartitionNumber]) -> None:
         """Keep these partitions closed until the log is open and `tidy` decides about them."""
         self.going.update(numbers)
 
@@ -75,13 +75,13 @@ class Leftovers:
         for number in sorted(left):
             self._found(number)
 
-    def _found(self, number: int) -> None:
+    def _found(self, number: PartitionNumber) -> None:
         """Delete files of a partition that the log forgot before this node restarted."""
         if number not in self.going:
             self.going.add(number)
             self._run(self._delete_files(number))
 
-    def forgotten(self, number: int) -> None:
+    def forgotten(self, number: PartitionNumber) -> None:
         """The log has durably forgotten a partition: delete its files."""
         self._run(self._delete_files(number))
 
@@ -95,7 +95,7 @@ class Leftovers:
                 elif loop.time() - self._since.setdefault(number, loop.time()) >= QUIET_S:
                     await self._let_go(number)
 
-    def _is_left_over(self, number: int) -> bool:
+    def _is_left_over(self, number: PartitionNumber) -> bool:
         """Whether the cluster's table and our own log place the partition elsewhere, and no peer sends messages for it."""
         status, replicas = self._kept[number].group.status(), self._membership().table.get(number)
         return (
@@ -106,8 +106,8 @@ class Leftovers:
             and status.leader is None
         )
 
-    async def _let_go(self, number: int) -> None:
-        group = FIRST_PARTITION_GROUP + number
+    async def _let_go(self, number: PartitionNumber) -> None:
+        group = group_of(number)
         await self._snapshots.detach(group)  # From here on nothing reads the state.
         self._since.pop(number, None)
         self.going.add(number)
@@ -118,8 +118,8 @@ class Leftovers:
         del self._kept[number]
         self._replicas.close(number)
 
-    async def _delete_files(self, number: int) -> None:
-        forgotten = self._log.host.is_forgotten(GroupId(FIRST_PARTITION_GROUP + number))
+    async def _delete_files(self, number: PartitionNumber) -> None:
+        forgotten = self._log.host.is_forgotten(group_of(number))
         assert forgotten, "a state is deleted only after its log"
         while True:
             try:

@@ -12,6 +12,8 @@ from holdfast.cluster.members.handover import CannotMove, Handover
 from holdfast.cluster.registry.registry import Registry
 from holdfast.cluster.routing.router import Router
 from holdfast.log.errors import NotLeader
+from holdfast.sdk.ids import NodeId, PartitionNumber
+from holdfast.statemachine.effects import Code
 from holdfast.statemachine.members import (
     ACTIVE,
     DRAINING,
@@ -31,7 +33,7 @@ ADD_HINT: Final = 'give a name and host:port of its peer link, as in {"name": "n
 
 def read_node(name: Any, address: Any, zone: Any) -> PutNode:
     try:
-        return PutNode(read_name(name), read_zone(zone), str(read_host_port(address)))
+        return PutNode(NodeId(read_name(name)), read_zone(zone), str(read_host_port(address)))
     except ValueError as error:
         raise BadRequest(str(error), ADD_HINT) from None
 
@@ -45,7 +47,7 @@ class Operations:
         *,
         fresh: Callable[[], Any],
         meta_members: Callable[[], Collection[str]],
-        members_here: Callable[[int], Collection[str]],
+        members_here: Callable[[PartitionNumber], Collection[str]],
     ) -> None:
         """`members_here`: of a partition, as its replica on this node knows them; empty if there is none."""
         self._members_here = members_here
@@ -70,20 +72,22 @@ class Operations:
         await self._propose(command)
         return self.show(self._membership.nodes[command.name])
 
-    async def drain(self, name: str, *, move: bool) -> dict[str, Any]:
-        """Move all leaderships off a node, and with `move` also its replicas. Returns when the node leads nothing."""
+    async def drain(self, name: NodeId, *, move: bool, wait: bool = True) -> dict[str, Any]:
+        """Move all leaderships off a node, and with `move` also its replicas.
+
+        With `wait`, it returns when the node leads nothing, or after a while."""
         await self._propose(SetNodeState(name, LEAVING if move else DRAINING))
         loop = asyncio.get_running_loop()
         deadline = loop.time() + DRAIN_S
-        while self._handover.leads(name) and loop.time() < deadline:  # noqa: ASYNC110 - bounded
+        while wait and self._handover.leads(name) and loop.time() < deadline:  # noqa: ASYNC110 - bounded
             await asyncio.sleep(0.02)
         return self.show(self._membership.nodes[name])
 
-    async def undrain(self, name: str) -> dict[str, Any]:
+    async def undrain(self, name: NodeId) -> dict[str, Any]:
         await self._propose(SetNodeState(name, ACTIVE))
         return self.show(self._membership.nodes[name])
 
-    async def remove(self, name: str, *, force: bool) -> dict[str, Any]:
+    async def remove(self, name: NodeId, *, force: bool) -> dict[str, Any]:
         """Remove a node permanently. Other nodes replace its replicas."""
         await self._fresh()
         membership = self._membership
@@ -100,7 +104,7 @@ class Operations:
         await self._propose(SetNodeState(name, REMOVED))
         return self.show(membership.nodes[name])
 
-    async def transfer(self, number: int, to: str | None) -> dict[str, Any]:
+    async def transfer(self, number: PartitionNumber, to: str | None) -> dict[str, Any]:
         if not 0 <= number < self._router.count:
             raise NotFound(f"there is no partition {number}", f"partitions are numbered 0 to {self._router.count - 1}")
         try:
@@ -113,17 +117,17 @@ class Operations:
 
     async def _propose(self, command: MetaCommand) -> None:
         result = (await self._registry.propose(command)).result
-        known = self._membership.nodes.get(getattr(command, "name", ""))
+        known = self._membership.nodes.get(getattr(command, "name", NodeId("")))
         is_gone = known is not None and known.state == REMOVED
         match result.code:
-            case 404:
+            case Code.NOT_FOUND:
                 raise NotFound(result.message, STATUS_HINT)
-            case 409:
+            case Code.CONFLICT:
                 raise Conflict(result.message, "give the node a new name and an empty directory" if is_gone else "")
-            case 507:
+            case Code.FULL:
                 raise Full(result.message)
 
-    def _holds(self, name: str) -> int:
+    def _holds(self, name: NodeId) -> int:
         """By the table, and by the logs of the partitions: the table learns of a change of members a moment later."""
         table = self._membership.table
         return sum(name in each.members or name in self._members_here(number) for number, each in table.items())

@@ -19,6 +19,7 @@ from holdfast.cluster.peers.rpc import Rpc
 from holdfast.cluster.registry.machine import MetaMachine
 from holdfast.log.node import LogNode
 from holdfast.log.sockets import Address
+from holdfast.sdk.ids import NodeId
 from holdfast.statemachine.members import REMOVED
 
 logger = logging.getLogger(__name__)
@@ -26,11 +27,11 @@ logger = logging.getLogger(__name__)
 _FILE: Final = "PEERS"
 
 
-def read_places(data: Path) -> dict[str, HostPort]:
+def read_places(data: Path) -> dict[NodeId, HostPort]:
     """The last known addresses of the other nodes, because the settings may name only nodes that are long gone."""
     try:
         found: Any = json.loads((data / _FILE).read_bytes())
-        return {read_name(name): read_host_port(address) for name, address in found.items()}
+        return {NodeId(read_name(name)): read_host_port(address) for name, address in found.items()}
     except FileNotFoundError:
         return {}
     except (ValueError, AttributeError, OSError) as error:
@@ -42,30 +43,34 @@ def write_places(data: Path, places: Mapping[str, str]) -> None:
     write_record(data, _FILE, dict(places))
 
 
-def addresses(config: Config, heard: Mapping[str, HostPort]) -> dict[str, Address]:
+def addresses(config: Config, heard: Mapping[NodeId, HostPort]) -> dict[str, Address]:
     """The nodes to dial before the cluster has said which there are."""
-    return {name: Address(place.host, place.port) for name, place in {**heard, **config.peers}.items()}
+    return {name: Address(place.host, place.port) for name, place in {**heard, **_configured_peers(config)}.items()}
+
+
+def _configured_peers(config: Config) -> dict[NodeId, HostPort]:
+    return {NodeId(name): place for name, place in config.peers.items()}
 
 
 class Places:
     """One per node. Keeps the log's links pointed at the members of the cluster."""
 
     def __init__(
-        self, config: Config, heard: Mapping[str, HostPort], rpc: Rpc, meta: MetaMachine, log: LogNode
+        self, config: Config, heard: Mapping[NodeId, HostPort], rpc: Rpc, meta: MetaMachine, log: LogNode
     ) -> None:
         self._config = config
         self._rpc = rpc
         self._meta = meta
         self._log = log
-        self._known: dict[str, HostPort] = {}  # From the cluster's table,
+        self._known: dict[NodeId, HostPort] = {}  # From the cluster's table,
         self._heard = dict(heard)  # and from nodes, which may know more than we do.
         self._dialled: dict[str, Address] = {}
-        self._gone: set[str] = set()  # Removed nodes that no longer hold anything.
+        self._gone: set[NodeId] = set()  # Removed nodes that no longer hold anything.
         self._stopped = False
         rpc.listen("places", self._on_places)
 
     @property
-    def heard(self) -> Mapping[str, HostPort]:
+    def heard(self) -> Mapping[NodeId, HostPort]:
         """Addresses that are not from the settings."""
         return self._heard
 
@@ -89,12 +94,16 @@ class Places:
         }
         heard = {name: place for name, place in self._heard.items() if name not in membership.nodes}
         # Our own settings win: they say how this node reaches it.
-        wanted = {**heard, **known, **{name: place for name, place in config.peers.items() if name not in gone}}
+        wanted = {
+            **heard,
+            **known,
+            **{name: place for name, place in _configured_peers(config).items() if name not in gone},
+        }
         if known and known != self._known:
             self._known = known
             self._write()
             self.tell()
-        places = {name: Address(place.host, place.port) for name, place in wanted.items()}
+        places: dict[str, Address] = {name: Address(place.host, place.port) for name, place in wanted.items()}
         if (places, gone) != (self._dialled, self._gone):
             self._dialled, self._gone = places, gone
             log.set_peers(places, gone)
@@ -106,8 +115,8 @@ class Places:
             self._rpc.tell(peer, "places", places)
 
     def _on_places(self, peer: str, places: Any) -> None:
-        heard = {read_name(name): read_host_port(place) for name, place in dict(places).items()}
-        heard.pop(self._config.node, None)
+        heard = {NodeId(read_name(name)): read_host_port(place) for name, place in dict(places).items()}
+        heard.pop(NodeId(self._config.node), None)
         if heard.items() - self._heard.items():
             self._heard |= heard
             self._log.loop.call_soon(self.update)

@@ -17,6 +17,7 @@ from holdfast.cluster.groups import META_GROUP
 from holdfast.cluster.members.founding import REMOVED_FILE, NodeRemoved, write_record
 from holdfast.cluster.registry.machine import MetaMachine
 from holdfast.log.node import LogNode
+from holdfast.sdk.ids import NodeId
 from holdfast.statemachine.members import REMOVED
 
 T = TypeVar("T")
@@ -75,7 +76,7 @@ class Removal:
 
     def check(self) -> None:
         """Check whether this node is removed and no longer holds anything."""
-        node, membership = self._config.node, self._meta.state.membership
+        node, membership = NodeId(self._config.node), self._meta.state.membership
         mine = membership.nodes.get(node)
         if mine is None or mine.state != REMOVED or any(node in each.members for each in membership.table.values()):
             return

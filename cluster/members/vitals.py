@@ -1,4 +1,5 @@
-"""How every node is doing: since when it runs, its disk, its memory, and how late its event loop is.
+"""How every node is doing: since when it runs, its processor time, disk and memory, how late its event loop is, and how long
+requests and handlers take.
 
 A node answers for itself. For the whole picture it asks all connected nodes, and leaves out those that are silent or too old to
 answer.
@@ -6,14 +7,26 @@ answer.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
 
-from holdfast.cluster.peers.rpc import Refused, Rpc, Unanswered
+from holdfast.cluster.histogram import Histogram
+from holdfast.cluster.peers.rpc import Rpc
+from holdfast.cluster.peers.survey import ask_all
 
-ASK_S: Final = 1.0  # How long an operator's request waits for silent nodes.
 _METHOD: Final = "vitals"
+
+
+class Latency(NamedTuple):
+    """How long something took since the node began: a histogram. The last bucket has what is above all bounds."""
+
+    name: str
+    bounds_s: Sequence[float]
+    counts: Sequence[int]
+    sum_s: float
+
+    def show(self) -> dict[str, Any]:
+        return {"bounds_s": list(self.bounds_s), "counts": list(self.counts), "sum_s": round(self.sum_s, 6)}
 
 
 class Vitals(NamedTuple):
@@ -24,6 +37,14 @@ class Vitals(NamedTuple):
     disk_total: int
     memory_bytes: int  # resident; 0: the system does not tell
     loop_lag_ms: int  # the delay of the last timer of the event loop
+    cpu_ms: int = -1  # processor time since the start; -1: an older node does not tell
+    latencies: Sequence[Latency] = ()
+
+    @classmethod
+    def read(cls, row: Any) -> Vitals:
+        """As a node sent it. Raises TypeError or ValueError. An older node sends fewer fields, a newer one more."""
+        plain, latencies = row[:_LATENCIES_AT], row[_LATENCIES_AT] if len(row) > _LATENCIES_AT else ()
+        return cls(*plain)._replace(latencies=tuple(Latency(*each[: len(Latency._fields)]) for each in latencies))
 
     def show(self) -> dict[str, Any]:
         return {
@@ -31,11 +52,22 @@ class Vitals(NamedTuple):
             "disk": {"free": self.disk_free, "total": self.disk_total},
             "memory_bytes": self.memory_bytes or None,
             "loop_lag_ms": self.loop_lag_ms,
+            "cpu_ms": self.cpu_ms if self.cpu_ms >= 0 else None,
+            "latency": {each.name: each.show() for each in self.latencies} or None,
         }
 
 
+_LATENCIES_AT: Final = Vitals._fields.index("latencies")
+
 #: Of a node that did not answer.
-UNKNOWN: Final = {"uptime_s": None, "disk": None, "memory_bytes": None, "loop_lag_ms": None}
+UNKNOWN: Final = {
+    "uptime_s": None,
+    "disk": None,
+    "memory_bytes": None,
+    "loop_lag_ms": None,
+    "cpu_ms": None,
+    "latency": None,
+}
 
 
 class AllVitals:
@@ -45,24 +77,24 @@ class AllVitals:
         self._node = node
         self._rpc = rpc
         self._connected = connected
-        self._here = here
+        self._tell = here
+        self._measured: dict[str, Histogram] = {}
         rpc.serve(_METHOD, self._serve)
+
+    def measure(self, name: str, histogram: Histogram) -> None:
+        """Tell this histogram too: of the room that observes."""
+        self._measured[name] = histogram
+
+    def _here(self) -> Vitals:
+        rows = [Latency(name, it.bounds, tuple(it.buckets), it.sum) for name, it in self._measured.items()]
+        return self._tell()._replace(latencies=tuple(rows))
 
     async def _serve(self, peer: str, argument: Any) -> Any:
         return tuple(self._here())
 
     async def everywhere(self) -> dict[str, Vitals]:
         """Those of the nodes that answer in time, by name."""
-
-        async def ask(peer: str) -> Vitals | None:
-            try:
-                async with asyncio.timeout(ASK_S):
-                    row = await self._rpc.ask(peer, _METHOD, None)
-                return Vitals(*row[: len(Vitals._fields)])
-            except (Refused, Unanswered, TimeoutError, TypeError):
-                return None  # It is down, or runs a release that does not understand the call.
-
-        peers = list(self._connected())
-        answers = await asyncio.gather(*(ask(peer) for peer in peers))
-        found = {peer: answer for peer, answer in zip(peers, answers, strict=True) if answer is not None}
-        return {self._node: self._here(), **found}
+        return {
+            self._node: self._here(),
+            **await ask_all(self._rpc, self._connected(), _METHOD, None, read=Vitals.read),
+        }

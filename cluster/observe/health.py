@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from holdfast.cluster.certificates import Certificates
@@ -12,6 +12,7 @@ from holdfast.cluster.registry.machine import MetaMachine
 from holdfast.cluster.routing.arrears import Arrears
 from holdfast.cluster.routing.router import Router
 from holdfast.log.node import LogNode
+from holdfast.sdk.ids import NodeId, PartitionNumber, numbers_of
 from holdfast.statemachine.members import REMOVED
 from holdfast.statemachine.pauses import describe, resume_command
 
@@ -23,7 +24,7 @@ class Health:
 
     def __init__(
         self,
-        node: str,
+        node: NodeId,
         *,
         log: LogNode,
         meta: MetaMachine,
@@ -93,5 +94,5 @@ class Health:
         return found
 
     @property
-    def _partitions(self) -> range:
-        return range(self._router.count)
+    def _partitions(self) -> Sequence[PartitionNumber]:
+        return numbers_of(self._router.count)

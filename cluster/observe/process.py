@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,11 @@ def memory_bytes() -> int:
         return int(_STATM.read_text().split()[_RESIDENT_AT]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def cpu_ms() -> int:
+    """The time that all threads of this process had a processor, since it began."""
+    return round(time.process_time() * 1000)
 
 
 def disk_bytes(path: Path) -> tuple[int, int]:

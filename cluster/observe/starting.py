@@ -13,7 +13,8 @@ from prometheus_client.core import Metric
 
 from holdfast.cluster.errors import Circumstance, Unavailable
 from holdfast.cluster.http.access import Access
-from holdfast.cluster.observe.metrics import Metrics, of_state
+from holdfast.cluster.observe.metrics import Metrics
+from holdfast.cluster.observe.node_metrics import of_state
 from holdfast.statemachine.access import READ, permits
 
 

@@ -13,6 +13,7 @@ from holdfast.cluster.partition.state import State
 from holdfast.log.engine import Snapshot
 from holdfast.log.errors import NoSpace, ProposalError
 from holdfast.log.replica import Committed
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.snapshots.restore import Staged
 from holdfast.statemachine import queries
 from holdfast.statemachine import state as machine_state
@@ -62,7 +63,7 @@ ORIGIN_BYTES: Final = 8
 class PartitionMachine:
     """The state machine of one group, on one LMDB environment. Implements `log.replica.Machine`."""
 
-    def __init__(self, number: int, state: State, *, partitions: int, origin: bytes) -> None:
+    def __init__(self, number: PartitionNumber, state: State, *, partitions: int, origin: bytes) -> None:
         """`origin` is a nonce of this process: it marks what this process proposed."""
         self.number = number
         self.partitions = partitions

@@ -14,7 +14,7 @@ from prometheus_client.core import (
 )
 
 from holdfast.cluster.partition.door import Partition
-from holdfast.log.node import Group
+from holdfast.log.node import Group, LogNode
 from holdfast.statemachine import inbox, queries
 
 #: A scrape counts no more due timers than this per partition.
@@ -148,3 +148,23 @@ def of_approvals(partitions: Iterable[Partition]) -> Iterator[Metric]:
         waiting.add_metric([service], count)
         age.add_metric([service], ages_ms[service] / 1000)
     yield from (waiting, age)
+
+
+def of_log(log: LogNode) -> Iterator[Metric]:
+    counters = log.counters()
+    yield CounterMetricFamily("holdfast_log_turns", "Turns of the node's loop that stepped the log.", counters.turns)
+    yield CounterMetricFamily("holdfast_log_commits", "Durable transactions (fsyncs) of the log.", counters.commits)
+    yield CounterMetricFamily(
+        "holdfast_log_commit_seconds",
+        "Time that the writer thread spent in durable transactions of the log.",
+        counters.commit_s,
+    )
+    yield GaugeMetricFamily(
+        "holdfast_log_commit_seconds_max",
+        "Longest durable transaction of the log since the start.",
+        counters.commit_s_max,
+    )
+    yield CounterMetricFamily("holdfast_log_proposals", "Proposals to the log.", counters.proposals)
+    yield CounterMetricFamily(
+        "holdfast_log_dropped_messages", "Messages from peers that were dropped.", counters.dropped
+    )

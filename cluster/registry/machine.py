@@ -11,6 +11,7 @@ from holdfast.cluster.clock import Clock
 from holdfast.cluster.entropy import Entropy
 from holdfast.log.engine import Snapshot
 from holdfast.log.replica import Committed
+from holdfast.sdk.ids import DeploymentId, NodeId, PartitionNumber
 from holdfast.statemachine import meta
 from holdfast.statemachine.access import NoteTokenUse
 from holdfast.statemachine.audit import RecordActs
@@ -59,7 +60,7 @@ class Target(NamedTuple):
     handler: str
     kind: str
     mode: int  # statemachine.commands.Mode
-    deployment: str
+    deployment: DeploymentId
     options: Options
     input_type: str = "application/json"
     output_type: str = "application/json"
@@ -80,7 +81,7 @@ class MetaMachine:
         self.origin = (entropy or Entropy()).bytes(8)
         self.version = 0
         self.targets: dict[tuple[str, str], Target] = {}
-        self.pinned: dict[str, dict[tuple[str, str], Target]] = {}
+        self.pinned: dict[DeploymentId, dict[tuple[str, str], Target]] = {}
         self.services: dict[str, tuple[Service, Deployment]] = {}  # as new invocations see them
         self.on_change: list[Callable[[], None]] = []
         self._waiting: dict[int, asyncio.Future[Outcome]] = {}
@@ -105,7 +106,7 @@ class MetaMachine:
             for callback in self.on_change:
                 callback()
 
-    def replicas(self, number: int) -> tuple[str, ...]:
+    def replicas(self, number: PartitionNumber) -> tuple[NodeId, ...]:
         """The nodes that have a partition, by the cluster's table."""
         replicas = self.state.membership.table.get(number)
         return replicas.members if replicas is not None else ()

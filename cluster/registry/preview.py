@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from holdfast.cluster.registry.offer import Offer
+from holdfast.sdk.ids import DeploymentId
 from holdfast.statemachine.meta import (
     MetaState,
     RegisterDeployment,
@@ -24,7 +25,7 @@ _VALUE_CHARS_MAX: Final = 60
 
 
 class Preview(NamedTuple):
-    id: str | None  # None: a new deployment would get a new id
+    id: DeploymentId | None  # None: a new deployment would get a new id
     created: bool
     changes: list[str]
     breaks: list[str]  # why it would be refused without force
@@ -34,7 +35,7 @@ class Preview(NamedTuple):
 def preview(state: MetaState, uri: str, offer: Offer) -> Preview:
     """Changes are those between the newest revision of each service and what the endpoint offers."""
     there = state.at(uri)
-    command = RegisterDeployment(id="", uri=uri, **offer._asdict(), metadata={}, force=False)
+    command = RegisterDeployment(id=DeploymentId(""), uri=uri, **offer._asdict(), metadata={}, force=False)
     if there is not None and there.same_manifest(command, state.level):
         services = [(service, there.revisions[service.name]) for service in offer.services]
         return Preview(id=there.id, created=False, changes=[], breaks=[], services=services)

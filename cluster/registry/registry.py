@@ -31,6 +31,7 @@ from holdfast.cluster.registry.machine import MetaMachine, Target
 from holdfast.cluster.registry.offer import Discover
 from holdfast.cluster.registry.preview import Preview, preview
 from holdfast.log.errors import ProposalError
+from holdfast.sdk.ids import DeploymentId, NodeId
 from holdfast.statemachine.effects import Code
 from holdfast.statemachine.levels import FIRST
 from holdfast.statemachine.meta import (
@@ -100,14 +101,14 @@ class Registry:
     def find(self, service: str, handler: str) -> Target | None:
         return self.machine.targets.get((service, handler))
 
-    def target(self, deployment: str, service: str, handler: str) -> Target | None:
+    def target(self, deployment: DeploymentId, service: str, handler: str) -> Target | None:
         """A handler as the deployment that an invocation is pinned to offers it; None if it no longer exists."""
         return self.machine.pinned.get(deployment, {}).get((service, handler))
 
-    def deployment(self, id_: str) -> Deployment | None:
+    def deployment(self, id_: DeploymentId) -> Deployment | None:
         return self.state.deployments.get(id_)
 
-    def get_deployment(self, id_: str) -> Deployment:
+    def get_deployment(self, id_: DeploymentId) -> Deployment:
         found = self.deployment(id_)
         if found is None:
             raise NotFound(f"there is no deployment {id_!r:.100}", "`holdfast deployments list` lists all deployments")
@@ -165,7 +166,13 @@ class Registry:
             self.machine.forget(sequence)
 
     async def found(
-        self, *, cluster: str, partitions: int, founders: Sequence[str] = (), replication: int = 3, level: int = FIRST
+        self,
+        *,
+        cluster: str,
+        partitions: int,
+        founders: Sequence[NodeId] = (),
+        replication: int = 3,
+        level: int = FIRST,
     ) -> MetaState:
         """Record the settings of a new cluster, unless they are recorded. The state has the result."""
         await self.propose(
@@ -184,7 +191,7 @@ class Registry:
                 f"a deployment that speaks {offer.protocol_name} requires that every node of the cluster runs this release"
             )
         command = RegisterDeployment(
-            id="dp_" + self._entropy.bytes(8).hex(),
+            id=DeploymentId("dp_" + self._entropy.bytes(8).hex()),
             uri=uri,
             services=offer.services,
             sdk=offer.sdk,
@@ -218,7 +225,11 @@ class Registry:
         return preview(self.state, uri, offer)
 
     async def remove(
-        self, id_: str, *, force: bool = False, in_flight: Callable[[str], Awaitable[int]] | None = None
+        self,
+        id_: DeploymentId,
+        *,
+        force: bool = False,
+        in_flight: Callable[[DeploymentId], Awaitable[int]] | None = None,
     ) -> None:
         """Refused while anything runs on it or new invocations go to it, unless forced. `in_flight` counts what runs on it,
         over all partitions.

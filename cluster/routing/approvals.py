@@ -14,7 +14,7 @@ from holdfast.cluster.errors import BadRequest, Conflict, NotFound, Unavailable,
 from holdfast.cluster.routing.merging import Slice, format_cursor, merge, parse_cursor
 from holdfast.cluster.routing.reader import Reader
 from holdfast.cluster.routing.router import Leaders
-from holdfast.sdk.ids import ApprovalId, BadId, parse_approval, partition_of
+from holdfast.sdk.ids import ApprovalId, BadId, PartitionNumber, numbers_of, parse_approval, partition_of
 from holdfast.sdk.journal import Decided, unpack_decided
 from holdfast.statemachine.commands import Decide
 from holdfast.statemachine.effects import Code, Result
@@ -94,12 +94,12 @@ class Approvals:
     async def page(self, wanted: Wanted, cursor: str | None, limit: int) -> Page:
         """Approvals that wait, the oldest first. A short page may still have a cursor."""
 
-        async def read(number: int, after: bytes, size: int) -> Slice[Approval]:
+        async def read(number: PartitionNumber, after: bytes, size: int) -> Slice[Approval]:
             rows, more = await self._reader.ask(number, "approvals", tuple(wanted), after, size)
             return rows, more
 
         after = parse_cursor(cursor, (RANK_BYTES,)) if cursor is not None else b""
-        rows, more = await merge(range(self._reader.count), after, limit, read)
+        rows, more = await merge(numbers_of(self._reader.count), after, limit, read)
         return Page(rows, format_cursor(more) if more is not None else None)
 
     async def find(self, id_: ApprovalId) -> Approval:
@@ -129,7 +129,7 @@ class Approvals:
     async def figures(self, limit: int) -> tuple[int, int]:
         """How many wait, and since when the oldest does (0: none)."""
         count, oldest_ms = 0, 0
-        for number in range(self._reader.count):
+        for number in numbers_of(self._reader.count):
             services = await self._reader.ask(number, "approval_figures", limit)
             for waiting, since_ms in services.values():
                 count += waiting

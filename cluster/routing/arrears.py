@@ -10,6 +10,7 @@ from collections.abc import Container
 
 from holdfast.cluster.routing.router import Router
 from holdfast.log.errors import ProposalError
+from holdfast.sdk.ids import PartitionNumber
 
 logger = logging.getLogger(__name__)
 
@@ -21,9 +22,9 @@ class Arrears:
         self._hosted = hosted
         self._router = router
         #: The partitions that are behind.
-        self.numbers: set[int] = set()
+        self.numbers: set[PartitionNumber] = set()
 
-    async def catch_up(self, number: int) -> None:
+    async def catch_up(self, number: PartitionNumber) -> None:
         """Return when this replica has all entries that were acknowledged before, or no longer exists."""
         while number in self._hosted:
             try:

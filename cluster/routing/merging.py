@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from holdfast.cluster.errors import BadRequest
+from holdfast.sdk.ids import PartitionNumber
 
 Row = TypeVar("Row")
 #: Rows with their ranks, and the rank up to which this looked (None: there are no more).
@@ -27,7 +28,7 @@ SLICE_ROWS_MIN: Final = 16  # per request
 class _Source(Generic[Row]):
     """One partition."""
 
-    def __init__(self, number: int, position: bytes) -> None:
+    def __init__(self, number: PartitionNumber, position: bytes) -> None:
         self.number = number
         self.position = position  # read up to here
         self.more = True  # after that
@@ -42,7 +43,10 @@ class _Source(Generic[Row]):
 
 
 async def merge(
-    numbers: Collection[int], after: bytes, limit: int, read: Callable[[int, bytes, int], Awaitable[Slice[Row]]]
+    numbers: Collection[PartitionNumber],
+    after: bytes,
+    limit: int,
+    read: Callable[[PartitionNumber, bytes, int], Awaitable[Slice[Row]]],
 ) -> tuple[list[Row], bytes | None]:
     """At most `limit` rows of these partitions after a rank, in order, and the rank for the next page (None: this is the
     last). `read` reads a slice of a partition after a rank, of up to a number of rows."""

@@ -19,7 +19,7 @@ from holdfast.cluster.routing.merging import Slice, format_cursor, merge, parse_
 from holdfast.cluster.values.shared_store import Objects, ValueLost
 from holdfast.log.errors import NotHosted, ProposalError
 from holdfast.log.messages import APP_BYTES_MAX
-from holdfast.sdk.ids import InvocationId, partition_key, partition_of
+from holdfast.sdk.ids import DeploymentId, InvocationId, PartitionNumber, numbers_of, partition_key, partition_of
 from holdfast.sdk.journal import Step, unpack_step
 from holdfast.statemachine import explain, history, lists, queries, refs
 from holdfast.statemachine.blobs import chunks_of
@@ -55,7 +55,7 @@ class Summary(NamedTuple):
     outcome: list[Any] | None  # None: not completed
     service: str
     handler: str
-    deployment: str | None
+    deployment: DeploymentId | None
 
 
 class PartitionState(Protocol):
@@ -115,10 +115,10 @@ class Reader:
     def __init__(
         self,
         count: int,
-        hosted: Mapping[int, Partition],
+        hosted: Mapping[PartitionNumber, Partition],
         *,
-        fresh: Callable[[int], Awaitable[None]],
-        elsewhere: Callable[[int, str, Any], Awaitable[Any]],
+        fresh: Callable[[PartitionNumber], Awaitable[None]],
+        elsewhere: Callable[[PartitionNumber, str, Any], Awaitable[Any]],
         objects: Objects,
         level: Callable[[], int] = lambda: LEVEL,
     ) -> None:
@@ -131,13 +131,13 @@ class Reader:
         self._objects = objects
         self._reading = asyncio.Lock()
 
-    async def _ask(self, number: int, question: str, *arguments: Any, fresh: bool = True) -> Any:
+    async def _ask(self, number: PartitionNumber, question: str, *arguments: Any, fresh: bool = True) -> Any:
         if number not in self._hosted:
             packed = await self._elsewhere(number, "read", (number, question, arguments, fresh))
             return _QUESTIONS[question].unpack(packed) if packed is not None else None
         return await self._answer(number, question, arguments, fresh=fresh)
 
-    async def _answer(self, number: int, question: str, arguments: Sequence[Any], *, fresh: bool) -> Any:
+    async def _answer(self, number: PartitionNumber, question: str, arguments: Sequence[Any], *, fresh: bool) -> Any:
         if fresh:
             await self._fresh(number)
         partition = self._hosted.get(number)
@@ -164,12 +164,12 @@ class Reader:
         found: Summary | None = await self._ask(partition_of(id_, self.count), "lookup", id_)
         return found
 
-    async def completed(self, number: int, ids: list[InvocationId]) -> list[tuple[InvocationId, list[Any]]]:
+    async def completed(self, number: PartitionNumber, ids: list[InvocationId]) -> list[tuple[InvocationId, list[Any]]]:
         """Those of `ids` that have an outcome."""
         found: list[tuple[InvocationId, list[Any]]] = await self._ask(number, "completed", ids)
         return found
 
-    async def paused(self, number: int, ids: list[InvocationId]) -> list[InvocationId]:
+    async def paused(self, number: PartitionNumber, ids: list[InvocationId]) -> list[InvocationId]:
         """Those of `ids` that are paused, as far as a replica knows."""
         found: list[InvocationId] = await self._ask(number, "paused", ids, fresh=False)
         return found
@@ -178,7 +178,7 @@ class Reader:
         """A large value of the partition of `id_`. Raises NotFound, StoreDown, ValueLost or a ProposalError."""
         return await self._value(partition_of(id_, self.count), ref)
 
-    async def _value(self, number: int, ref: Ref) -> bytes:
+    async def _value(self, number: PartitionNumber, ref: Ref) -> bytes:
         """Read a value in slices, or from the shared store. The caller may be ahead of the replica here."""
         slices: list[bytes] = []
         for first in range(0, chunks_of(refs.stored_size(ref.data)), SLICE_CHUNKS):
@@ -193,7 +193,7 @@ class Reader:
             await asyncio.sleep(0)
         return refs.restored(ref, b"".join(slices))
 
-    async def _stored(self, number: int, ref: Ref, name: str) -> bytes:
+    async def _stored(self, number: PartitionNumber, ref: Ref, name: str) -> bytes:
         """Read from the shared store.
 
         A lagging replica may name a deleted object, so only an up-to-date one can report a loss.
@@ -218,7 +218,7 @@ class Reader:
         steps = await self._ask(partition_of(id_, self.count), "journal", id_, start, limit)
         return [unpack_step(raw) for raw in steps] if steps is not None else None
 
-    async def ask(self, number: int, question: str, *arguments: Any, fresh: bool = False) -> Any:
+    async def ask(self, number: PartitionNumber, question: str, *arguments: Any, fresh: bool = False) -> Any:
         """A question that nodes answer since level 2. Raises Unavailable while other nodes may run the previous release."""
         if not self.may_ask(number):
             raise Unavailable(
@@ -229,7 +229,7 @@ class Reader:
             return await self._ask(number, question, *arguments, fresh=True)
         return await self._slice_of(number, question, *arguments)
 
-    async def _slice_of(self, number: int, question: str, *arguments: Any) -> Any:
+    async def _slice_of(self, number: PartitionNumber, question: str, *arguments: Any) -> Any:
         """A slice of a long list. Only one is read in each turn of the loop, whatever the number of partitions and lists."""
         if number not in self._hosted:
             return await self._ask(number, question, *arguments, fresh=False)
@@ -238,20 +238,20 @@ class Reader:
             await asyncio.sleep(0)
             return found
 
-    def may_ask(self, number: int) -> bool:
+    def may_ask(self, number: PartitionNumber) -> bool:
         return number in self._hosted or self._level() >= 2
 
     async def page(self, wanted: Filter, cursor: str | None, limit: int, *, oldest: bool = False) -> Page:
         """Matching invocations of all partitions, newest or oldest first. A short page may still have a cursor."""
         after = _parse_cursor(cursor, oldest=oldest)
-        numbers: Collection[int] = range(self.count)
+        numbers: Collection[PartitionNumber] = numbers_of(self.count)
         if wanted.service is not None and wanted.key is not None:
             # All invocations of a key live in one partition.
             numbers = [partition_of(partition_key(wanted.service, wanted.key), self.count)]
         if wanted.parent is not None:
             wanted = await self._after_parent(wanted, wanted.parent)
 
-        async def read(number: int, position: bytes, size: int) -> Slice[Invocation]:
+        async def read(number: PartitionNumber, position: bytes, size: int) -> Slice[Invocation]:
             records, more = await self._slice(number, wanted, position, size, oldest=oldest)
             return [(lists.rank(record, oldest=oldest), record) for record in records], more
 
@@ -272,7 +272,7 @@ class Reader:
 
     async def _failures(self, records: Sequence[Invocation]) -> dict[InvocationId, ShownFailure]:
         """Those of invocations that a list shows, as far as their nodes know the question."""
-        by_partition: dict[int, list[InvocationId]] = {}
+        by_partition: dict[PartitionNumber, list[InvocationId]] = {}
         for record in records:
             if record.failures_total or record.lapses or record.step_failures or record.end > End.SUCCEEDED:
                 by_partition.setdefault(partition_of(record.id, self.count), []).append(record.id)
@@ -281,7 +281,7 @@ class Reader:
         return {id_: failure for answer in answers for id_, failure in answer}
 
     async def _slice(
-        self, number: int, wanted: Filter, position: bytes, limit: int, *, oldest: bool
+        self, number: PartitionNumber, wanted: Filter, position: bytes, limit: int, *, oldest: bool
     ) -> tuple[list[Invocation], bytes | None]:
         """Read more of one partition."""
         if self._level() >= 2:
@@ -293,7 +293,7 @@ class Reader:
         return await self._scan(number, wanted, position, limit, oldest=oldest)
 
     async def _scan(
-        self, number: int, wanted: Filter, position: bytes, limit: int, *, oldest: bool
+        self, number: PartitionNumber, wanted: Filter, position: bytes, limit: int, *, oldest: bool
     ) -> tuple[list[Invocation], bytes | None]:
         """The same for a partition whose index is incomplete: scan all of it. An upgrade completes the index."""
         sent = tuple(wanted)
@@ -329,14 +329,14 @@ class Reader:
 
     async def statistics(self, *, fresh: bool = False) -> Statistics:
         """Sum over all partitions."""
-        return add_statistics([await self._ask(number, "statistics", fresh=fresh) for number in range(self.count)])
+        return add_statistics([await self._ask(number, "statistics", fresh=fresh) for number in numbers_of(self.count)])
 
     async def statistics_here(self) -> Statistics:
         """Sum over the partitions that this node leads, so that the nodes' figures add up to the cluster's."""
         led = [number for number, partition in self._hosted.items() if partition.group.is_leader]
         return add_statistics([await self._answer(number, "statistics", (), fresh=False) for number in led])
 
-    async def in_flight(self, deployment: str) -> int:
+    async def in_flight(self, deployment: DeploymentId) -> int:
         """Number of incomplete invocations that are pinned to a deployment."""
         return (await self.statistics(fresh=True)).deployments.get(deployment, 0)
 
@@ -464,7 +464,7 @@ _QUESTIONS: Final[Mapping[str, Question]] = {
 
 def add_statistics(each: Sequence[Statistics]) -> Statistics:
     services: dict[str, ServiceStatistics] = {}
-    deployments: Counter[str] = Counter()
+    deployments: Counter[DeploymentId] = Counter()
     for one in each:
         deployments.update(one.deployments)
         for name, figures in one.services.items():

@@ -29,7 +29,7 @@ from holdfast.cluster.routing.replies import Replies
 from holdfast.cluster.values.staging import Source, Stager
 from holdfast.log import errors
 from holdfast.log.errors import NoRoomHere, NotHosted, NotLeader, OutcomeUnknown, ProposalError, Superseded
-from holdfast.sdk.ids import InvocationId, Route, partition_key, partition_of
+from holdfast.sdk.ids import InvocationId, PartitionNumber, Route, partition_key, partition_of
 from holdfast.statemachine.commands import (
     Command,
     CompletePromise,
@@ -85,13 +85,13 @@ class Router:
         self,
         node: str,
         count: int,
-        hosted: Mapping[int, Partition],
+        hosted: Mapping[PartitionNumber, Partition],
         rpc: Rpc,
         replies: Replies,
         *,
         watched: Callable[[InvocationId, str], None] = lambda *_: None,
-        replicas: Callable[[int], Sequence[str]] = lambda _: (),
-        can_move: Callable[[int], bool] = lambda _: False,
+        replicas: Callable[[PartitionNumber], Sequence[str]] = lambda _: (),
+        can_move: Callable[[PartitionNumber], bool] = lambda _: False,
         stager: Stager | None = None,
         entropy: Entropy | None = None,
     ) -> None:
@@ -106,20 +106,20 @@ class Router:
         self._turn = 0
         self._entropy = entropy or Entropy()
         self.stager = stager or Stager()
-        self._hints: dict[int, str] = {}  # Last known leaders of partitions that are not on this node.
-        self._favourite = 0
+        self._hints: dict[PartitionNumber, str] = {}  # Last known leaders of partitions that are not on this node.
+        self._favourite = PartitionNumber(0)
         self._minted = 0
         rpc.serve_quickly("submit", self._serve_submit)
         rpc.serve("read-index", self._serve_read_index)
 
     # -- where -------------------------------------------------------------------------------------------------------
 
-    def leader(self, number: int) -> str | None:
+    def leader(self, number: PartitionNumber) -> str | None:
         """The leader of a partition, as far as this node knows."""
         partition = self.hosted.get(number)
         return partition.group.leader if partition is not None else self._hints.get(number)
 
-    def hint(self, number: int, leader: str) -> None:
+    def hint(self, number: PartitionNumber, leader: str) -> None:
         """Remember a leader that a peer named. A wrong hint costs one refusal."""
         self._hints[number] = leader
 
@@ -128,7 +128,7 @@ class Router:
         for number in [number for number, leader in self._hints.items() if leader == peer]:
             del self._hints[number]
 
-    def unhint(self, number: int, leader: str) -> None:
+    def unhint(self, number: PartitionNumber, leader: str) -> None:
         if self._hints.get(number) == leader:
             del self._hints[number]
 
@@ -139,7 +139,7 @@ class Router:
             raise NotHosted(f"partition {number} is not on {self.node}")
         return self.hosted[number]
 
-    def leads(self, number: int) -> bool:
+    def leads(self, number: PartitionNumber) -> bool:
         partition = self.hosted.get(number)
         return partition is not None and partition.group.is_leader
 
@@ -154,7 +154,7 @@ class Router:
         count = self.count
         self._minted += 1
         if self._minted % SAME_PARTITION_IDS == 0 or not self.leads(self._favourite):
-            later = [(self._favourite + step) % count for step in range(1, count + 1)]
+            later = [PartitionNumber((self._favourite + step) % count) for step in range(1, count + 1)]
             self._favourite = next((number for number in later if self.leads(number)), later[0])
         low = -(-(self._favourite << 32) // count)
         high = -(-((self._favourite + 1) << 32) // count)
@@ -174,12 +174,12 @@ class Router:
             return await self._submit_again(number, command, first, wait_s)
         return await self.submit_to(number, command, wait_s=wait_s)
 
-    async def submit_to(self, number: int, command: Command, *, wait_s: float = WAIT_S) -> Result:
+    async def submit_to(self, number: PartitionNumber, command: Command, *, wait_s: float = WAIT_S) -> Result:
         if self.stager.large(command):
             return await self._submit_large(number, command, wait_s)
         return await self._submit(number, command, wait_s)
 
-    async def _submit_large(self, number: int, command: Command, wait_s: float) -> Result:
+    async def _submit_large(self, number: PartitionNumber, command: Command, wait_s: float) -> Result:
         put = partial(self._submit, number, wait_s=wait_s)
         for _ in range(_STAGINGS_MAX):
             light = await self.stager.detach(number, command, put, intake=type(command) is Invoke)
@@ -188,20 +188,22 @@ class Router:
                 return result
         raise errors.Overloaded(f"partition {number} is too slow: staged values expire before they are used")
 
-    async def stage(self, number: int, ref: Ref, source: Source) -> None:
+    async def stage(self, number: PartitionNumber, ref: Ref, source: Source) -> None:
         """Stage a value in another partition before a message that refers to it goes there.
 
         Raises ProposalError, and what `source` raises."""
         await self.stager.stage(number, ref, source, partial(self._submit, number))
 
-    async def _submit(self, number: int, command: Command, wait_s: float = WAIT_S) -> Result:
+    async def _submit(self, number: PartitionNumber, command: Command, wait_s: float = WAIT_S) -> Result:
         try:
             return await self._submit_once(number, command)
         except ProposalError as error:
             first = error
         return await self._submit_again(number, command, first, wait_s)
 
-    async def _submit_again(self, number: int, command: Command, error: ProposalError, wait_s: float) -> Result:
+    async def _submit_again(
+        self, number: PartitionNumber, command: Command, error: ProposalError, wait_s: float
+    ) -> Result:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         unknown: OutcomeUnknown | None = None
@@ -219,7 +221,7 @@ class Router:
                 error = again
         raise unknown or error  # Once the outcome is unknown, a later attempt cannot change that.
 
-    async def _submit_once(self, number: int, command: Command) -> Result:
+    async def _submit_once(self, number: PartitionNumber, command: Command) -> Result:
         if self.leads(number):
             return await self.hosted[number].propose(command)
         leader = self.leader(number) or self._anybody(number)
@@ -236,7 +238,7 @@ class Router:
             self._watched(command.id, leader)
         return Result(*answer)
 
-    async def _ask(self, leader: str, number: int, method: str, argument: Any, about: int | None) -> Any:
+    async def _ask(self, leader: str, number: PartitionNumber, method: str, argument: Any, about: int | None) -> Any:
         """Call a leader. A refusal becomes the original error again; a node that does not lead names the leader."""
         try:
             answer = await self._rpc.ask(leader, method, argument, about=about)
@@ -254,13 +256,13 @@ class Router:
             self._hints[number] = leader
         return answer
 
-    def _anybody(self, number: int) -> str | None:
+    def _anybody(self, number: PartitionNumber) -> str | None:
         """A replica of a remote partition, to ask for the leader: a different one with every call."""
         others = [name for name in self._replicas(number) if name != self.node] if number not in self.hosted else []
         self._turn += 1
         return others[self._turn % len(others)] if others else None
 
-    async def ask_replica(self, number: int, method: str, argument: Any, *, wait_s: float = WAIT_S) -> Any:
+    async def ask_replica(self, number: PartitionNumber, method: str, argument: Any, *, wait_s: float = WAIT_S) -> Any:
         """Send a read-only query to any node that has the partition. Raises ProposalError."""
         deadline = asyncio.get_running_loop().time() + wait_s
         while True:
@@ -276,7 +278,7 @@ class Router:
                     raise _error(error) if isinstance(error, Refused) else NotLeader(None) from None
             await asyncio.sleep(_RETRY_S)
 
-    async def fresh(self, number: int, *, wait_s: float = WAIT_S) -> None:
+    async def fresh(self, number: PartitionNumber, *, wait_s: float = WAIT_S) -> None:
         """Returns when the state here includes everything acknowledged anywhere before the call (Raft thesis §6.4)."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s

@@ -18,7 +18,7 @@ from holdfast.cluster.routing.channel import Progress
 from holdfast.cluster.routing.reader import Description
 from holdfast.cluster.routing.replies import Replies
 from holdfast.log.errors import ProposalError
-from holdfast.sdk.ids import InvocationId, format_id, partition_of
+from holdfast.sdk.ids import InvocationId, PartitionNumber, format_id, partition_of
 from holdfast.statemachine.effects import STATUS_NAMES, Status
 from holdfast.statemachine.explain import failure_text
 
@@ -30,7 +30,7 @@ DESCRIBED_MAX: Final = 100  # invocations that seem to be paused, checked in det
 
 
 class Reader(Protocol):
-    async def paused(self, number: int, ids: list[InvocationId], /) -> list[InvocationId]: ...
+    async def paused(self, number: PartitionNumber, ids: list[InvocationId], /) -> list[InvocationId]: ...
 
     async def describe(self, id_: InvocationId, /) -> Description | None: ...
 
@@ -84,7 +84,7 @@ class Statuses:
         waiting = self._replies.waiting()
         lasting = [id_ for id_ in waiting if id_ in self._seen]
         self._seen = set(waiting)
-        by_partition: dict[int, list[InvocationId]] = defaultdict(list)
+        by_partition: dict[PartitionNumber, list[InvocationId]] = defaultdict(list)
         for id_ in lasting:
             by_partition[partition_of(id_, self._partitions)].append(id_)
         paused: list[InvocationId] = []

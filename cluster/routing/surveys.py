@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.routing.merging import Slice, format_cursor, merge, parse_cursor
 from holdfast.cluster.routing.reader import Reader
-from holdfast.sdk.ids import ID_BYTES, partition_key, partition_of
+from holdfast.sdk.ids import ID_BYTES, PartitionNumber, numbers_of, partition_key, partition_of
 from holdfast.statemachine.records import Object
 from holdfast.statemachine.survey import (
     RANK_BYTES,
@@ -42,12 +42,12 @@ class Surveys:
         self._reader = reader
 
     async def keys(self, service: str, prefix: str, cursor: str | None, limit: int) -> Keys:
-        async def read(number: int, after: bytes, size: int) -> Slice[Object]:
+        async def read(number: PartitionNumber, after: bytes, size: int) -> Slice[Object]:
             rows, more = await self._reader.ask(number, "keys", service, prefix, after, size)
             return rows, more
 
         after = parse_cursor(cursor, (ID_BYTES,)) if cursor is not None else b""
-        records, more = await merge(range(self._reader.count), after, limit, read)
+        records, more = await merge(numbers_of(self._reader.count), after, limit, read)
         return Keys(records, format_cursor(more) if more is not None else None)
 
     async def queue(self, service: str, key: str, limit: int) -> Queue:
@@ -59,7 +59,7 @@ class Surveys:
         found, more = await self._reader.ask(self._of(service, key), "promises", service, key, PROMISES_MAX, fresh=True)
         return found, more
 
-    def _of(self, service: str, key: str) -> int:
+    def _of(self, service: str, key: str) -> PartitionNumber:
         return partition_of(partition_key(service, key), self._reader.count)
 
     async def waits(self, kinds: Collection[str], service: str | None, cursor: str | None, limit: int) -> Waits:
@@ -69,11 +69,11 @@ class Surveys:
         rows: list[Wait] = []
         if mark == _STEPS and asked:
 
-            async def read(number: int, position: bytes, size: int) -> Slice[Wait]:
+            async def read(number: PartitionNumber, position: bytes, size: int) -> Slice[Wait]:
                 found, looked = await self._reader.ask(number, "waiting", asked, service, position, size)
                 return found, looked
 
-            rows, more = await merge(range(self._reader.count), after, limit, read)
+            rows, more = await merge(numbers_of(self._reader.count), after, limit, read)
             if more is not None:
                 return Waits(rows, format_cursor(_STEPS + more))
         if TIMED not in kinds:
@@ -81,12 +81,12 @@ class Surveys:
         if len(rows) >= limit:
             return Waits(rows, format_cursor(_TIMERS))
 
-        async def read_timers(number: int, position: bytes, size: int) -> Slice[Wait]:
+        async def read_timers(number: PartitionNumber, position: bytes, size: int) -> Slice[Wait]:
             found, looked = await self._reader.ask(number, "timed", service, position, size)
             return found, looked
 
         after = after if mark == _TIMERS else b""
-        timed, more = await merge(range(self._reader.count), after, limit - len(rows), read_timers)
+        timed, more = await merge(numbers_of(self._reader.count), after, limit - len(rows), read_timers)
         return Waits([*rows, *timed], format_cursor(_TIMERS + more) if more is not None else None)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from holdfast.cluster.routing.reader import Reader
-from holdfast.sdk.ids import InvocationId, partition_of
+from holdfast.sdk.ids import InvocationId, PartitionNumber, partition_of
 from holdfast.statemachine.records import Invocation
 from holdfast.statemachine.survey import Child
 
@@ -143,7 +143,7 @@ class _Walk:
         return found
 
     async def records(self, ids: Iterable[InvocationId]) -> list[Invocation]:
-        by_partition: dict[int, list[InvocationId]] = {}
+        by_partition: dict[PartitionNumber, list[InvocationId]] = {}
         for ident in ids:
             by_partition.setdefault(partition_of(ident, self._reader.count), []).append(ident)
         answers = await asyncio.gather(

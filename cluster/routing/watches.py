@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 from holdfast.cluster.peers.rpc import Refused, Rpc, Unanswered
 from holdfast.cluster.routing.replies import Replies
 from holdfast.log.errors import ProposalError
-from holdfast.sdk.ids import InvocationId, partition_of
+from holdfast.sdk.ids import InvocationId, PartitionNumber, numbers_of, partition_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +37,11 @@ class Watches:
         replies: Replies,
         rpc: Rpc,
         *,
-        leader: Callable[[int], str | None],
-        own_term: Callable[[int], int],
-        completed_here: Callable[[int, list[InvocationId]], Awaitable[list[tuple[InvocationId, list[Any]]]]],
+        leader: Callable[[PartitionNumber], str | None],
+        own_term: Callable[[PartitionNumber], int],
+        completed_here: Callable[
+            [PartitionNumber, list[InvocationId]], Awaitable[list[tuple[InvocationId, list[Any]]]]
+        ],
     ) -> None:
         self._node = node
         self._partitions = partitions
@@ -49,7 +51,7 @@ class Watches:
         self._own_term = own_term
         self._completed_here = completed_here
         self._lives: dict[str, int] = defaultdict(int)
-        self._watcher: dict[int, Watcher] = {}
+        self._watcher: dict[PartitionNumber, Watcher] = {}
         self._task: asyncio.Task[None] | None = None
         replies.forward = lambda peer, invocation, outcome: rpc.tell(peer, "settle", (invocation, outcome))
         rpc.listen("settle", lambda _, argument: replies.settle(argument[0], argument[1]))
@@ -76,7 +78,7 @@ class Watches:
         if self._watcher.get(number) == (by, self._life(number, by)):
             self._replies.unwatched.pop(invocation, None)
 
-    def resigned(self, number: int) -> None:
+    def resigned(self, number: PartitionNumber) -> None:
         """Our leadership of a partition has ended, and with it our watches for other nodes."""
         for peer in self._replies.forget(lambda invocation: partition_of(invocation, self._partitions) == number):
             self._rpc.tell(peer, "unwatched", number)
@@ -85,7 +87,7 @@ class Watches:
         if self._watcher.get(number, ("", 0))[0] == peer:
             del self._watcher[number]
 
-    def _life(self, number: int, leader: str) -> int:
+    def _life(self, number: PartitionNumber, leader: str) -> int:
         return self._own_term(number) if leader == self._node else self._lives[leader]
 
     async def _run(self) -> None:
@@ -106,7 +108,7 @@ class Watches:
 
     async def _put_under_watch(self) -> None:
         moved = False
-        for number in range(self._partitions):
+        for number in numbers_of(self._partitions):
             leader = self._leader(number)
             if leader is None:
                 continue
@@ -117,7 +119,7 @@ class Watches:
         replies = self._replies
         if moved:
             replies.unwatched.update(dict.fromkeys(replies.waiting()))
-        by_partition: dict[int, list[InvocationId]] = defaultdict(list)
+        by_partition: dict[PartitionNumber, list[InvocationId]] = defaultdict(list)
         for invocation in replies.unwatched:
             by_partition[partition_of(invocation, self._partitions)].append(invocation)
         for number, ids in by_partition.items():
@@ -126,7 +128,7 @@ class Watches:
                 for start in range(0, len(ids), SLICE):
                     await self._watch(number, current[0], ids[start : start + SLICE])
 
-    async def _watch(self, number: int, leader: str, ids: list[InvocationId]) -> None:
+    async def _watch(self, number: PartitionNumber, leader: str, ids: list[InvocationId]) -> None:
         try:
             if leader == self._node:
                 completed = await self._completed_here(number, ids)

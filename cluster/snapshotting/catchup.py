@@ -29,13 +29,14 @@ from holdfast.cluster.snapshotting.service import Snapshots
 from holdfast.log.messages import GroupId
 from holdfast.log.node import LogNode
 from holdfast.log.replica import SnapshotWanted
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.snapshots.catalog import Catalog
 from holdfast.snapshots.errors import NotFound, PeerRefused, SnapshotError
 from holdfast.snapshots.files import make_directory, move_into_place, remove_quietly
 from holdfast.snapshots.format import Header, SnapshotFile, parse_name
 from holdfast.snapshots.restore import Staged, stage
 from holdfast.snapshots.transfer import Offer, fetch, fetch_from_peer, remove_parts
-from holdfast.snapshots.work import in_thread
+from holdfast.snapshots.work import ABANDON_S, in_thread
 from holdfast.statemachine.tables import SCHEMA
 
 logger = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class CatchUp:
         )  # fmt: skip
 
     async def fetch(
-        self, group: int, offer: Offer, peer: str, progress: Callable[[int, int], None] | None = None
+        self, group: GroupId, offer: Offer, peer: str, progress: Callable[[int, int], None] | None = None
     ) -> SnapshotFile:
         """Fetch a snapshot into the incoming directory, and verify it. An interrupted fetch of the same snapshot
         resumes.
@@ -140,7 +141,7 @@ class CatchUp:
             throttle=home.throttle,
         )
 
-    async def _stage(self, group: int, file: SnapshotFile, machine: PartitionMachine) -> Staged:
+    async def _stage(self, group: GroupId, file: SnapshotFile, machine: PartitionMachine) -> Staged:
         try:
             return await stage(
                 file, machine.path, expected=self._home.expected(group), token=self._home.environment.entropy.token(8)
@@ -152,7 +153,7 @@ class CatchUp:
     # -- hollow groups -------------------------------------------------------------------------------------------------
 
     async def fill(
-        self, log: LogNode, group: int, machine: PartitionMachine, peers: Callable[[], Iterable[str]]
+        self, log: LogNode, group: GroupId, machine: PartitionMachine, peers: Callable[[], Iterable[str]]
     ) -> None:
         """Run until the group has a state that its log continues from. Its peers work meanwhile as if this node were
         down.
@@ -161,7 +162,7 @@ class CatchUp:
         logger.warning(
             "group %d: its state and snapshots are gone; fetching a state before this node takes part", group
         )
-        while GroupId(group) in log.host.hollow:
+        while group in log.host.hollow:
             for source in ("the shared store", *peers()):
                 try:
                     if await self._fill_from(log, group, machine, source):
@@ -172,31 +173,29 @@ class CatchUp:
             failures += 1
             await asyncio.sleep(_pause_s(failures))
 
-    async def _fill_from(self, log: LogNode, group: int, machine: PartitionMachine, source: str) -> bool:
+    async def _fill_from(self, log: LogNode, group: GroupId, machine: PartitionMachine, source: str) -> bool:
         home = self._home
         if source == "the shared store":
             if not home.shared:
                 return False
-            header = await in_thread(lambda _: self._newest_stored(group))
+            header = await in_thread(lambda _: self._newest_stored(group), abandon_after_s=ABANDON_S)
             offer = Offer(header.name, header.file_bytes, stored=True)
         else:
             detail = await home.rpc.ask(source, "snapshot-newest", group)
             offer = Offer.decode(detail if isinstance(detail, bytes) else b"")
         file = await self.fetch(group, offer, source)
-        why_not = log.host.why_not_fill(
-            GroupId(group), file.header.meta.index, file.header.meta.term, file.header.meta.epoch
-        )
+        why_not = log.host.why_not_fill(group, file.header.meta.index, file.header.meta.term, file.header.meta.epoch)
         if why_not is not None:
             remove_quietly(file.path)
             raise PeerRefused(source, why_not)
         staged = await self._stage(group, file, machine)
         path = home.directory(group) / file.name
-        log.host.fill(GroupId(group), swap(machine, staged, file, path))
+        log.host.fill(group, swap(machine, staged, file, path))
         log.wake()
         logger.info("group %d: starts from the snapshot at entry %d of %s", group, file.header.meta.index, source)
         return True
 
-    def _newest_stored(self, group: int) -> Header:
+    def _newest_stored(self, group: GroupId) -> Header:
         found = Catalog(self._home.store(), cluster=self._home.identity(), group=group, schema_max=SCHEMA).newest()
         if found is None:
             raise PeerRefused("the shared store", f"it has no snapshot of group {group}")
@@ -204,7 +203,7 @@ class CatchUp:
 
     async def _serve_newest(self, peer: str, group: Any) -> bytes:
         """Cut a snapshot now for a hollow group, so that the group's log reaches it."""
-        keeper = self._home.keepers.get(group) if isinstance(group, int) else None
+        keeper = self._home.keepers.get(GroupId(group)) if isinstance(group, int) else None
         if keeper is None:
             raise Refused("NotHosted", f"group {group!r:.20} is not here")
         try:
@@ -239,7 +238,7 @@ def _pause_s(failures: int) -> float:
     return backoff(RETRY_S, max(failures - 1, 0), RETRY_S_MAX)
 
 
-def _telling(keeper: Keeper, number: int) -> Callable[[int, int], None]:
+def _telling(keeper: Keeper, number: PartitionNumber) -> Callable[[int, int], None]:
     """Shows progress in the admin API at once, and in the log every few seconds."""
     said_at = keeper.home.clock.monotonic_s()
 

@@ -23,6 +23,7 @@ from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.partition.state import read_applied, read_schema
 from holdfast.cluster.snapshotting.complaints import Complaints
 from holdfast.log.engine import Snapshot
+from holdfast.log.messages import GroupId
 from holdfast.snapshots.catalog import Catalog
 from holdfast.snapshots.cut import cut_blocking, remove_drafts
 from holdfast.snapshots.errors import Cancelled, SnapshotError
@@ -38,7 +39,7 @@ from holdfast.snapshots.policy import (
 )
 from holdfast.snapshots.stores import Store
 from holdfast.snapshots.transfer import Offer
-from holdfast.snapshots.work import Work, in_thread
+from holdfast.snapshots.work import ABANDON_S, Work, in_thread
 from holdfast.statemachine.levels import FIRST, schema_of
 from holdfast.statemachine.tables import SCHEMA
 
@@ -61,15 +62,15 @@ class Home(Protocol):
     @property
     def shared(self) -> bool: ...
 
-    def directory(self, group: int) -> Path: ...
+    def directory(self, group: GroupId) -> Path: ...
 
-    def restored(self, group: int) -> Path | None: ...
+    def restored(self, group: GroupId) -> Path | None: ...
 
-    def expected(self, group: int) -> Expected: ...
+    def expected(self, group: GroupId) -> Expected: ...
 
     def store(self) -> Store: ...
 
-    def pinned(self, group: int) -> set[str]: ...
+    def pinned(self, group: GroupId) -> set[str]: ...
 
     def run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]: ...
 
@@ -353,7 +354,7 @@ class Keeper:
             self._uploading = file.name
             try:
                 with self.progress("publishing"):
-                    await in_thread(publish, progress=self.show)
+                    await in_thread(publish, progress=self.show, abandon_after_s=ABANDON_S)
             finally:
                 self._uploading = None
         self.publishing.went_well()

@@ -8,19 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.cluster.groups import FIRST_PARTITION_GROUP
+from holdfast.cluster.groups import group_of
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.partition.machine import PartitionMachine
 from holdfast.cluster.snapshotting.service import Snapshots
-from holdfast.log.messages import GroupId
 from holdfast.log.node import LogNode
+from holdfast.sdk.ids import PartitionNumber
 
 
 class OpenMachine(Protocol):
     """See `Environment.open_machine`."""
 
     def __call__(
-        self, number: int, path: Path, *, owner: str, restore: Callable[[Path], object], partitions: int
+        self, number: PartitionNumber, path: Path, *, owner: str, restore: Callable[[Path], object], partitions: int
     ) -> PartitionMachine: ...
 
 
@@ -42,13 +42,13 @@ class Replicas:
         self._open_machine = open_machine
         self._partitions = partitions
         #: By partition: every state that is open here.
-        self.machines: dict[int, PartitionMachine] = {}
+        self.machines: dict[PartitionNumber, PartitionMachine] = {}
         #: The partitions of which this node is a member,
-        self.hosted: dict[int, Partition] = {}
+        self.hosted: dict[PartitionNumber, Partition] = {}
         #: and also those of which it was one: their logs are still here.
-        self.every: dict[int, Partition] = {}
+        self.every: dict[PartitionNumber, Partition] = {}
 
-    def open(self, number: int) -> PartitionMachine:
+    def open(self, number: PartitionNumber) -> PartitionMachine:
         """Open the state of a partition, from disk or from its newest snapshot. Raises OSError."""
         partitions = self._partitions()
         assert partitions, "partitions are made after their number is known"
@@ -56,20 +56,20 @@ class Replicas:
             number,
             self._directory(number),
             owner=self._log.disk,
-            restore=self._snapshots.restorer(GroupId(FIRST_PARTITION_GROUP + number)),
+            restore=self._snapshots.restorer(group_of(number)),
             partitions=partitions,
         )
         return machine
 
-    def is_forgotten(self, number: int) -> bool:
+    def is_forgotten(self, number: PartitionNumber) -> bool:
         """Whether the log has forgotten the partition, because it moved to other nodes."""
-        return GroupId(FIRST_PARTITION_GROUP + number) in self._log.host.journal.tombstones
+        return group_of(number) in self._log.host.journal.tombstones
 
-    def on_disk(self) -> list[int]:
+    def on_disk(self) -> list[PartitionNumber]:
         """Also those that the log has forgotten: the state is deleted last."""
-        return [int(path.name) for path in self._states.glob("*") if path.name.isdigit()]
+        return [PartitionNumber(int(path.name)) for path in self._states.glob("*") if path.name.isdigit()]
 
-    def close(self, number: int) -> None:
+    def close(self, number: PartitionNumber) -> None:
         """Close a partition whose log is about to be deleted, and discard its state, which is worthless without the log."""
         self.hosted.pop(number, None)
         self.machines.pop(number).state.discard()
@@ -78,12 +78,12 @@ class Replicas:
         for machine in self.machines.values():
             machine.state.close()
 
-    async def delete(self, number: int) -> None:
+    async def delete(self, number: PartitionNumber) -> None:
         """Delete the files of a partition that is closed. Raises OSError."""
-        group = FIRST_PARTITION_GROUP + number
+        group = group_of(number)
         for path in (self._snapshots.restored(group), self._snapshots.directory(group), self._directory(number)):
             if path is not None and path.exists():
                 await asyncio.to_thread(shutil.rmtree, path)
 
-    def _directory(self, number: int) -> Path:
+    def _directory(self, number: PartitionNumber) -> Path:
         return self._states / f"{number:04d}"

@@ -26,12 +26,14 @@ import msgpack
 
 from holdfast.cluster.config import Config
 from holdfast.cluster.environment import Environment
-from holdfast.cluster.groups import FIRST_PARTITION_GROUP
+from holdfast.cluster.groups import group_of, partition_in
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.peers.rpc import Refused, Rpc
 from holdfast.cluster.snapshotting.complaints import STORE_RETRY_S, STORE_RETRY_S_MAX, Complaints
 from holdfast.cluster.snapshotting.keeper import TICK_S, Keeper
 from holdfast.cluster.tasks import Tasks
+from holdfast.log.messages import GroupId
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.snapshots.catalog import Catalog
 from holdfast.snapshots.errors import NewerVersion, SnapshotError
 from holdfast.snapshots.files import sync_path
@@ -40,7 +42,7 @@ from holdfast.snapshots.policy import Policy
 from holdfast.snapshots.restore import restore_blocking
 from holdfast.snapshots.stores import Store
 from holdfast.snapshots.transfer import PeerSource
-from holdfast.snapshots.work import Throttle, Work, beside, in_thread
+from holdfast.snapshots.work import ABANDON_S, Throttle, Work, beside, in_thread
 from holdfast.statemachine.tables import SCHEMA
 
 logger = logging.getLogger(__name__)
@@ -69,7 +71,7 @@ class Snapshots:
         self.environment = environment
         self.clock = environment.clock
         self._restored = restored
-        self.keepers: dict[int, Keeper] = {}  # by group
+        self.keepers: dict[GroupId, Keeper] = {}  # by group
         self.rpc = rpc
         self.identity = identity
         self.connected = connected
@@ -93,17 +95,17 @@ class Snapshots:
 
     # -- places ------------------------------------------------------------------------------------------------------
 
-    def directory(self, group: int) -> Path:
+    def directory(self, group: GroupId) -> Path:
         return self.config.data / "snapshots" / self._disk() / f"{group:010d}"
 
-    def incoming(self, group: int) -> Path:
+    def incoming(self, group: GroupId) -> Path:
         return self.directory(group) / "incoming"
 
-    def restored(self, group: int) -> Path | None:
+    def restored(self, group: GroupId) -> Path | None:
         """The restored state that the group started from, if it has no snapshot of its own yet."""
         return self._restored / f"{group:010d}" if self._restored is not None else None
 
-    def expected(self, group: int) -> Expected:
+    def expected(self, group: GroupId) -> Expected:
         return Expected(cluster=self.identity(), group=group, schema_max=SCHEMA)
 
     def store(self) -> Store:
@@ -124,7 +126,7 @@ class Snapshots:
     def shared(self) -> bool:
         return bool(self.config.snapshots)
 
-    def restorer(self, group: int) -> Callable[[Path], None]:
+    def restorer(self, group: GroupId) -> Callable[[Path], None]:
         """Restores the newest valid snapshot of this disk into an empty directory. For `State.open`, before the node
         runs.
         """
@@ -155,7 +157,7 @@ class Snapshots:
         keeper.start()
         return keeper
 
-    async def detach(self, group: int) -> None:
+    async def detach(self, group: GroupId) -> None:
         """The partition leaves this node. Its snapshots stay until they are deleted with the rest of it."""
         keeper = self.keepers.pop(group, None)
         if keeper is not None:
@@ -200,19 +202,21 @@ class Snapshots:
 
     # -- for operators -------------------------------------------------------------------------------------------------
 
-    async def create(self, number: int, *, partitions: int, leader: Callable[[int], str | None]) -> dict[str, Any]:
+    async def create(
+        self, number: PartitionNumber, *, partitions: int, leader: Callable[[PartitionNumber], str | None]
+    ) -> dict[str, Any]:
         """Cut a snapshot of a partition now. Its leader cuts it, because the leader publishes it."""
         if not 0 <= number < partitions:
             raise Refused("NotFound", f"there is no partition {number}")
-        return await self._create(FIRST_PARTITION_GROUP + number, leader(number))
+        return await self._create(group_of(number), leader(number))
 
-    async def _create(self, group: int, leader: str | None) -> dict[str, Any]:
+    async def _create(self, group: GroupId, leader: str | None) -> dict[str, Any]:
         if leader is not None and leader != self.config.node:
             answer: dict[str, Any] = await self.rpc.ask(leader, "snapshot-create", group)
             return answer
         return await self._create_here(group)
 
-    async def _create_here(self, group: int) -> dict[str, Any]:
+    async def _create_here(self, group: GroupId) -> dict[str, Any]:
         keeper = self.keepers.get(group)
         if keeper is None:
             raise Refused("NotHosted", f"the partition is not on {self.config.node}")
@@ -231,7 +235,7 @@ class Snapshots:
         }
 
     async def _serve_create(self, peer: str, group: Any) -> dict[str, Any]:
-        return await self._create_here(group if isinstance(group, int) else -1)
+        return await self._create_here(GroupId(group if isinstance(group, int) else -1))
 
     async def stored(self) -> list[dict[str, Any]]:
         """The snapshots of this cluster that the shared store lists. Their content has not been read."""
@@ -239,17 +243,17 @@ class Snapshots:
         def look(_: Work) -> list[dict[str, Any]]:
             store = self.store()
             return [
-                {"partition": group - FIRST_PARTITION_GROUP, "name": found.name, "index": found.index, "term": found.term,
+                {"partition": partition_in(group), "name": found.name, "index": found.index, "term": found.term,
                  "bytes": found.size}
                 for group in sorted(self.keepers)
                 for found in Catalog(store, cluster=self.identity(), group=group).list()
             ]  # fmt: skip
 
-        return await in_thread(look)
+        return await in_thread(look, abandon_after_s=ABANDON_S)
 
     # -- for peers -----------------------------------------------------------------------------------------------------
 
-    def _served_directory(self, group: int) -> Path | None:
+    def _served_directory(self, group: GroupId) -> Path | None:
         return self.directory(group) if group in self.keepers else None
 
     async def _serve(self, peer: str, question: Any) -> bytes:
@@ -260,7 +264,7 @@ class Snapshots:
             self.bytes_served += len(answer)
         return answer
 
-    def pinned(self, group: int) -> set[str]:
+    def pinned(self, group: GroupId) -> set[str]:
         """Snapshots that peers are fetching."""
         since = self.clock.monotonic_s() - SERVED_PIN_S
         self._served = {what: at for what, at in self._served.items() if at >= since}

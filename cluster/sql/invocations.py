@@ -21,7 +21,7 @@ from holdfast.cluster.sql.relations import (
     show_id,
     times,
 )
-from holdfast.sdk.ids import NO_INVOCATION, InvocationId, format_id, partition_key, partition_of
+from holdfast.sdk.ids import NO_INVOCATION, InvocationId, PartitionNumber, format_id, partition_key, partition_of
 from holdfast.statemachine import history, listing, queries
 from holdfast.statemachine.effects import STATUS_NAMES, Status
 from holdfast.statemachine.history import ENDED_NAMES, EndedAttempt
@@ -237,19 +237,19 @@ def _by_id(view: View, wanted: Wanted) -> Iterator[tuple[bytes, Entry]]:
             completed = next(done, None)
 
 
-def route_ids(wanted: Wanted, column: str, count: int) -> set[int] | None:
+def route_ids(wanted: Wanted, column: str, count: int) -> set[PartitionNumber] | None:
     ids = wanted.ids(column)
     return None if ids is None else {partition_of(ident, count) for ident in ids}
 
 
-def route_keys(wanted: Wanted, count: int) -> set[int] | None:
+def route_keys(wanted: Wanted, count: int) -> set[PartitionNumber] | None:
     services, keys = wanted.values("service"), wanted.values("key")
     if services is None or keys is None:
         return None
     return {partition_of(partition_key(service, key), count) for service in services for key in keys}
 
 
-def _route(wanted: Wanted, count: int) -> set[int] | None:
+def _route(wanted: Wanted, count: int) -> set[PartitionNumber] | None:
     found = route_ids(wanted, "id", count)
     return found if found is not None else route_keys(wanted, count)
 

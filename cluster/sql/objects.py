@@ -20,7 +20,7 @@ from holdfast.cluster.sql.relations import (
     show_id,
     times,
 )
-from holdfast.sdk.ids import InvocationId, ObjectId, object_id
+from holdfast.sdk.ids import InvocationId, ObjectId, PartitionNumber, object_id
 from holdfast.statemachine import timers, values
 from holdfast.statemachine.outcomes import failure_of, is_success, payload_of
 from holdfast.statemachine.records import Object, unpack, unpack_object
@@ -54,7 +54,7 @@ def _rows(view: View, wanted: Wanted, table: bytes) -> Iterator[tuple[bytes, byt
 class _Keyed:
     __slots__ = ("partition", "record")
 
-    def __init__(self, record: Object, partition: int) -> None:
+    def __init__(self, record: Object, partition: PartitionNumber) -> None:
         self.record = record
         self.partition = partition
 

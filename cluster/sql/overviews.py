@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from holdfast.cluster.admin.healths import Healths
-from holdfast.cluster.admin.views import show_health
+from holdfast.cluster.handlers.views import show_health
 from holdfast.cluster.registry.registry import Registry
 from holdfast.cluster.routing.reader import Reader
 from holdfast.cluster.sql.relations import INTEGER, TEXT, Column, Table, Value, times

@@ -16,6 +16,7 @@ from typing import Final
 from holdfast.cluster.errors import Stopping, Unavailable
 from holdfast.cluster.sql.engine import Engine
 from holdfast.cluster.sql.source import Reading, Source
+from holdfast.sdk.ids import numbers_of
 
 RUNNING_MAX: Final = 2
 _LOOK_S: Final = 0.25
@@ -65,7 +66,7 @@ class Queries:
         work: asyncio.Future[bytes] | None = None
         try:
             if fresh:
-                await self.source.make_fresh(list(range(self.source.count)))
+                await self.source.make_fresh(list(numbers_of(self.source.count)))
             engine = Engine(reading, now_ms=self._now_ms())
             work = loop.run_in_executor(self._threads, partial(_answer, engine, reading, sql=sql, limit=limit))
             work.add_done_callback(partial(self._ended, reading))

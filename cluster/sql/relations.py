@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from holdfast.cluster.admin.views import show_time
-from holdfast.sdk.ids import BadId, InvocationId, ObjectId, format_id, parse_id
+from holdfast.cluster.times import show_time
+from holdfast.sdk.ids import BadId, InvocationId, ObjectId, PartitionNumber, format_id, parse_id
 from holdfast.statemachine import queries, refs
 from holdfast.statemachine.commands import Payload
 from holdfast.statemachine.records import Invocation, Object, unpack_object
@@ -49,7 +49,7 @@ class Table(NamedTuple):
     #: (position, item) of every row after a position, in the order of positions.
     scan: Callable[[View, Wanted], Iterator[tuple[bytes, Any]]] | None = None
     #: The partitions that can have matching rows; None: all of them.
-    route: Callable[[Wanted, int], set[int] | None] = lambda wanted, count: None
+    route: Callable[[Wanted, int], set[PartitionNumber] | None] = lambda wanted, count: None
     #: Columns that find rows without a scan: the first applies whose columns are all compared with values.
     keys: tuple[tuple[str, ...], ...] = ()
     #: Whether the scan is in order of `created_ms`, newest first, if it is asked to be.
@@ -67,7 +67,7 @@ class View(NamedTuple):
     """What a scan reads."""
 
     txn: ReadTxn
-    partition: int
+    partition: PartitionNumber
     with_ids: bool  # Whether the query may see ids of awakeables, which let their holder complete them.
     objects: dict[ObjectId, Object | None]
 

@@ -25,6 +25,7 @@ from holdfast.cluster.peers.rpc import Refused
 from holdfast.cluster.sql.catalog import TABLES
 from holdfast.cluster.sql.relations import Slice, Table, Value, View, Wanted, read_slice
 from holdfast.log.errors import NotHosted, ProposalError
+from holdfast.sdk.ids import PartitionNumber, numbers_of
 
 METHOD: Final = "rows"  # of the peer link
 LEVEL_MIN: Final = 2  # of the cluster: every node serves METHOD.
@@ -58,10 +59,10 @@ class Source:
     def __init__(
         self,
         count: int,
-        hosted: Mapping[int, Partition],
+        hosted: Mapping[PartitionNumber, Partition],
         *,
-        fresh: Callable[[int], Awaitable[None]],
-        elsewhere: Callable[[int, str, Any], Awaitable[Any]],
+        fresh: Callable[[PartitionNumber], Awaitable[None]],
+        elsewhere: Callable[[PartitionNumber, str, Any], Awaitable[Any]],
         overview: Callable[[str], Awaitable[list[list[Value]]]],
         level: Callable[[], int],
     ) -> None:
@@ -79,10 +80,10 @@ class Source:
         self._stopped = True
         self._serving.shutdown(wait=False, cancel_futures=True)
 
-    def is_here(self, number: int) -> bool:
+    def is_here(self, number: PartitionNumber) -> bool:
         return number in self._hosted
 
-    def read(self, number: int, wanted: Wanted, limit: int) -> Slice:
+    def read(self, number: PartitionNumber, wanted: Wanted, limit: int) -> Slice:
         """In a thread. Raises NotHosted."""
         partition = self._hosted.get(number)
         if partition is None:
@@ -102,7 +103,7 @@ class Source:
                 raise
             raise NotHosted(f"partition {number} moved away") from None
 
-    async def ask(self, number: int, wanted: Wanted, limit: int) -> Slice:
+    async def ask(self, number: PartitionNumber, wanted: Wanted, limit: int) -> Slice:
         """A slice of a partition that is not on this node. Raises a ProposalError or a circumstance."""
         if self._level() < LEVEL_MIN:
             raise Conflict(
@@ -118,7 +119,7 @@ class Source:
             ) from None
         return Slice(*answer)
 
-    async def make_fresh(self, numbers: list[int]) -> None:
+    async def make_fresh(self, numbers: list[PartitionNumber]) -> None:
         """Wait until the replicas here have everything acknowledged before."""
         await asyncio.gather(*(self._fresh(number) for number in numbers if self.is_here(number)))
 
@@ -165,7 +166,7 @@ class Reading:
         self._rest = Event()
         self._overviews: dict[str, list[list[Value]]] = {}
         self._active: int | None = None
-        self._made_fresh: set[int] = set()
+        self._made_fresh: set[PartitionNumber] = set()
 
     @property
     def took_ms(self) -> int:
@@ -190,7 +191,7 @@ class Reading:
             yield from self._whole(table, wanted)
             return
         numbers = table.route(wanted, self._source.count)
-        chosen = sorted(numbers) if numbers is not None else list(range(self._source.count))
+        chosen = sorted(numbers) if numbers is not None else list(numbers_of(self._source.count))
         if not wanted.newest_first:
             for number in chosen:
                 for part in self._slices(number, wanted):
@@ -200,7 +201,7 @@ class Reading:
         for _, row in merge(*streams, key=itemgetter(0)):
             yield row
 
-    def _positioned(self, number: int, wanted: Wanted) -> Iterator[tuple[bytes, list[Value]]]:
+    def _positioned(self, number: PartitionNumber, wanted: Wanted) -> Iterator[tuple[bytes, list[Value]]]:
         for part in self._slices(number, wanted):
             yield from zip(part.positions, part.rows, strict=True)
 
@@ -212,7 +213,7 @@ class Reading:
             self.examined += 1
             yield [row[offset] for offset in offsets]
 
-    def _slices(self, number: int, wanted: Wanted) -> Iterator[Slice]:
+    def _slices(self, number: PartitionNumber, wanted: Wanted) -> Iterator[Slice]:
         limit = SLICE_FIRST
         if self._fresh and number not in self._made_fresh:  # Once per query, however often it comes back.
             self._made_fresh.add(number)
@@ -250,7 +251,7 @@ class Reading:
         """About how many invocations are not completed, in the partitions on this node."""
         if self._active is None:
             self._active = 0
-            for number in range(self._source.count):
+            for number in numbers_of(self._source.count):
                 if self._source.is_here(number):
                     wanted = Wanted("statistics", ("status", "count"), ())
                     with suppress(NotHosted):

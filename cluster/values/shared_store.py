@@ -29,6 +29,7 @@ from holdfast.cluster.errors import Circumstance, Unavailable
 from holdfast.cluster.peers.rpc import Refused, Unanswered
 from holdfast.cluster.snapshotting.complaints import Complaints
 from holdfast.cluster.snapshotting.service import Snapshots
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.snapshots.errors import Corrupted, NotFound, SnapshotError, StoreFailed
 from holdfast.snapshots.stores import Store
 from holdfast.snapshots.work import Work, beside
@@ -108,7 +109,8 @@ class Objects:
         self._confirmed: set[str] = set()
         self._was_here: set[str] = set()  # Nodes that could not be asked, but have a mark in the store.
         self._why_not: dict[str, str] = {}  # Answers of the nodes that have not confirmed.
-        self._apart: dict[int, float] = {}  # Partitions whose clocks differ from ours: when to try them again.
+        # Partitions whose clocks differ from ours: when to try them again.
+        self._apart: dict[PartitionNumber, float] = {}
         home.rpc.serve("blob-mark", self._serve_mark)
 
     # -- may it be used? ---------------------------------------------------------------------------------------------
@@ -138,13 +140,13 @@ class Objects:
         """Members that have not confirmed. A member that is down is excused if it has used the store before."""
         return {*self._members()} - self._confirmed - (self._was_here - {*self._connected()})
 
-    def usable(self, number: int) -> bool:
+    def usable(self, number: PartitionNumber) -> bool:
         """Whether the store may be used for a value of this partition."""
         if self.why_not() is not None:
             return False
         return asyncio.get_running_loop().time() >= self._apart.get(number, 0.0)
 
-    def apart(self, number: int) -> None:
+    def apart(self, number: PartitionNumber) -> None:
         """The partition's clock differs from ours."""
         self._apart[number] = asyncio.get_running_loop().time() + CLOCKS_S
         self.fallbacks += 1
@@ -214,7 +216,7 @@ class Objects:
 
     # -- values ------------------------------------------------------------------------------------------------------
 
-    async def put(self, number: int, blob: bytes, data: bytes) -> str | None:
+    async def put(self, number: PartitionNumber, blob: bytes, data: bytes) -> str | None:
         """Write a value and return its object's name; None if it has to go through the log."""
         name = object_name(blob, self._clock.now_ms(), self.home.environment.entropy.bytes(8))
         path = self._path(number, name)
@@ -230,7 +232,7 @@ class Objects:
         self._remember(blob, data)
         return name
 
-    async def get(self, number: int, blob: bytes, name: str) -> bytes:
+    async def get(self, number: PartitionNumber, blob: bytes, name: str) -> bytes:
         """The bytes that were written. Raises StoreDown or ValueLost. The caller reports a loss once it is certain."""
         found = self._cache.get(blob)
         if found is not None:
@@ -248,7 +250,7 @@ class Objects:
         if not task.cancelled():
             task.exception()  # The callers got it, if any still wait. Retrieved so that asyncio does not log it.
 
-    async def _get(self, number: int, blob: bytes, name: str) -> bytes:
+    async def _get(self, number: PartitionNumber, blob: bytes, name: str) -> bytes:
         where = self.home.config.snapshots
         hint = (
             f"the value is in the store {where} and is not lost: request it again when the store works "
@@ -280,7 +282,7 @@ class Objects:
         self._remember(blob, data)
         return data
 
-    def read(self, store: Store, number: int, blob: bytes, name: str) -> bytes:
+    def read(self, store: Store, number: PartitionNumber, blob: bytes, name: str) -> bytes:
         """Read a value, in a thread. Raises NotFound or Corrupted only if the store has other data of this cluster."""
         path = self._path(number, name)
         try:
@@ -304,7 +306,7 @@ class Objects:
         """Delay before an attempt that could not fetch a value is retried."""
         return int(with_jitter(backoff(DELAY_MS, self.reading.failures, DELAY_MS_MAX), rng))
 
-    async def delete(self, number: int, names: Iterable[str]) -> None:
+    async def delete(self, number: PartitionNumber, names: Iterable[str]) -> None:
         """Delete objects. Raises SnapshotError or TimeoutError; some of them may be gone then."""
         paths = [self._path(number, name) for name in names]
 
@@ -314,7 +316,7 @@ class Objects:
 
         await self._do(self._chores, delete, CHORE_S)
 
-    async def listed(self, number: int) -> list[str]:
+    async def listed(self, number: PartitionNumber) -> list[str]:
         """Names of all objects of a partition. May lack new objects and contain deleted ones."""
         prefix = self._path(number, "")
         found = await self._do(self._chores, lambda store: store.list(prefix), CHORE_S)
@@ -327,7 +329,7 @@ class Objects:
     def _root(self) -> str:
         return f"blobs/{self.home.identity()}/"
 
-    def _path(self, number: int, name: str) -> str:
+    def _path(self, number: PartitionNumber, name: str) -> str:
         return f"{self._root}{number:04d}/{name}"
 
     async def _do(self, slots: asyncio.Semaphore, function: Callable[[Store], T], seconds: float) -> T:

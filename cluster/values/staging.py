@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
 from holdfast.cluster.values.shared_store import Objects
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.sdk.journal import DIGESTED, digest
 from holdfast.statemachine import refs
 from holdfast.statemachine.blobs import CHUNK_BYTES, chunks_of
@@ -51,7 +52,7 @@ class Stager:
         self.staged = 0  # Values written since the start,
         self.staged_bytes = 0
         self.found = 0  # and values that the partition already had.
-        self._windows: dict[int, asyncio.Semaphore] = {}
+        self._windows: dict[PartitionNumber, asyncio.Semaphore] = {}
         self._under_way: dict[tuple[int, bytes], asyncio.Future[None]] = {}
 
     def large(self, command: Command) -> int:
@@ -69,7 +70,7 @@ class Stager:
         """The values that stay in a command with many values are together no larger than a single value may be."""
         return max(self.threshold // max(len(payloads), 1), min(self.threshold, WORTH_BYTES))
 
-    async def detach(self, number: int, command: Command, put: Put, *, intake: bool = False) -> Command:
+    async def detach(self, number: PartitionNumber, command: Command, put: Put, *, intake: bool = False) -> Command:
         """Stage the large values of a command in partition `number`, and return the command with references to them."""
         payloads = refs.payloads(command)
         limit = self._limit(payloads)
@@ -80,7 +81,7 @@ class Stager:
             new.append(payload)
         return refs.replaced(command, new)
 
-    async def _stage_value(self, number: int, payload: bytes, put: Put, *, intake: bool) -> Ref:
+    async def _stage_value(self, number: PartitionNumber, payload: bytes, put: Put, *, intake: bool) -> Ref:
         if len(payload) > HASHED_BYTES_MAX:
             ref, stored = await asyncio.get_running_loop().run_in_executor(None, refs.make, payload)
         else:
@@ -92,7 +93,7 @@ class Stager:
         await self.stage(number, ref, source, put, intake=intake)
         return ref
 
-    async def stage(self, number: int, ref: Ref, source: Source, put: Put, *, intake: bool = False) -> None:
+    async def stage(self, number: PartitionNumber, ref: Ref, source: Source, put: Put, *, intake: bool = False) -> None:
         """Return once partition `number` keeps the value long enough to be referred to. Raises ProposalError."""
         key = (number, ref.data)
         while (other := self._under_way.get(key)) is not None:
@@ -111,7 +112,7 @@ class Stager:
             del self._under_way[key]
             done.set_result(None)
 
-    async def _put_into_store(self, number: int, ref: Ref, chunk: Chunk, put: Put) -> bool:
+    async def _put_into_store(self, number: PartitionNumber, ref: Ref, chunk: Chunk, put: Put) -> bool:
         """Returns False if the value has to go through the log."""
         objects = self.objects
         if objects is None or not objects.usable(number):
@@ -124,7 +125,7 @@ class Stager:
             objects.apart(number)
         return answer.code in (Code.DONE, Code.UNCHANGED)
 
-    async def _put_all(self, number: int, ref: Ref, chunk: Chunk, put: Put) -> None:
+    async def _put_all(self, number: PartitionNumber, ref: Ref, chunk: Chunk, put: Put) -> None:
         window = self._windows.setdefault(number, asyncio.Semaphore(WINDOW_CHUNKS))
         count = chunks_of(refs.stored_size(ref.data))
         indexes = iter(range(count))

@@ -1,9 +1,12 @@
 // Requests to the admin API of the node that served this page, and what is known of the connection and the user.
-import { useCallback, useEffect, useRef, useState } from "./ui.js";
+import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 import { store } from "./store.js";
 import { onChange } from "./live.js";
 
 const PATIENCE_MS = 30_000;
+const SLOW_MS = 8000; // Then the user is told, although the answer may still come.
+const EARLY_MS = 3000;
+const TOGETHER_MS = 50;
 const COVERS = { read: ["read", "approve", "operate", "admin"], approve: ["approve", "operate", "admin"], operate: ["operate", "admin"], admin: ["admin"], invoke: ["invoke", "admin"] };
 
 export const session = store(null); // of GET /session; null: not asked yet
@@ -26,6 +29,8 @@ export class ApiError extends Error {
 
 export const may = (role) => (session.get()?.roles || []).some((each) => COVERS[role].includes(each));
 
+export const mayInvoke = (service) => may("invoke") && (!session.get().services?.length || session.get().services.includes(service));
+
 export function url(path, query = {}) {
   const given = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
   return given.length ? `${path}?${new URLSearchParams(given)}` : path;
@@ -34,6 +39,7 @@ export function url(path, query = {}) {
 export const segment = encodeURIComponent;
 
 export async function ask(method, path, { query, body, signal, patience = PATIENCE_MS } = {}) {
+  if (method !== "GET") sharing.clear();
   const options = { method, credentials: "same-origin", headers: {} };
   const limit = AbortSignal.timeout(patience);
   options.signal = signal ? AbortSignal.any([signal, limit]) : limit;
@@ -41,14 +47,20 @@ export async function ask(method, path, { query, body, signal, patience = PATIEN
     options.headers["Content-Type"] = "application/json";
     options.body = JSON.stringify(body);
   }
+  const target = url(path, query);
+  const began = Date.now();
+  const lost = (error) => connection.get().up && connection.set({ up: false, since: began, error });
+  const slow = method === "GET" ? setTimeout(() => !signal?.aborted && lost("the node does not answer"), SLOW_MS) : 0;
   let response;
   try {
-    response = await fetch(url(path, query), options);
+    response = await (method === "GET" && !target.includes("?") ? shared(target, limit) : fetch(target, options));
   } catch (error) {
     if (signal?.aborted) throw error;
     const message = limit.aborted ? `the node did not answer within ${patience / 1000} s` : "the node does not answer";
-    if (connection.get().up) connection.set({ up: false, since: Date.now(), error: message });
+    lost(message);
     throw new ApiError(0, { message, hint: "it is asked again by itself; other nodes show the same console" });
+  } finally {
+    clearTimeout(slow);
   }
   if (!connection.get().up) connection.set({ up: true, since: 0, error: "" });
   const answer = await response.json().catch(() => ({}));
@@ -57,11 +69,46 @@ export async function ask(method, path, { query, body, signal, patience = PATIEN
   throw new ApiError(response.status, answer);
 }
 
+const sharing = new Map();
+
+/**
+ * Parts of a page that are drawn together ask the same: one request answers them. Later ones get an answer of their own, and so
+ * does everything after an act. The first answers may be those that start.js asked for before this module was there.
+ */
+function shared(target, signal) {
+  const now = Date.now();
+  const known = sharing.get(target);
+  if (known && now - known.at < TOGETHER_MS) return known.answer.then((answer) => answer.clone());
+  const early = window.early?.get(target);
+  window.early?.delete(target);
+  const answer = early && now - early.at < EARLY_MS ? early.answer : fetch(target, { credentials: "same-origin", signal });
+  sharing.set(target, { answer, at: now });
+  setTimeout(() => sharing.get(target)?.at === now && sharing.delete(target), TOGETHER_MS);
+  return answer.then((found) => found.clone());
+}
+
 export const get = (path, query, signal) => ask("GET", path, { query, signal });
 export const post = (path, query, body) => ask("POST", path, { query, body });
 
+/** Calls `load` when a node that did not answer answers again. */
+export function useReturn(load) {
+  useEffect(() => {
+    let { up } = connection.get();
+    return connection.watch((now) => {
+      if (now.up && !up) load();
+      ({ up } = now);
+    });
+  }, [load]);
+}
+
 export async function refreshSession() {
-  session.set(await get("/session"));
+  const found = await get("/session");
+  try {
+    localStorage.setItem("known", found.node ? "yes" : ""); // start.js need not wait for the session next time.
+  } catch {
+    // Storage is blocked: it waits.
+  }
+  session.set(found);
 }
 
 /**
@@ -93,13 +140,15 @@ export function useGet(path, query = {}, { kinds = [], every = 0, filter } = {})
     } while (run.again && running.current === run);
     if (running.current === run) running.current = null;
   }, [key]);
-  useEffect(() => {
+  // Not after the next frame has been painted: the answer is what that frame waits for.
+  useLayoutEffect(() => {
     load();
     return () => {
       running.current?.abort.abort();
       running.current = null;
     };
   }, [load]);
+  useReturn(load);
   useEffect(() => (kinds.length ? onChange(kinds, load, filter) : undefined), [load, kinds.join(), JSON.stringify(filter)]);
   useEffect(() => {
     if (!every || state.error?.missing) return undefined;

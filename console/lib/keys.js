@@ -15,7 +15,8 @@ export function useKeys(keys) {
 
 export const boundKeys = () => bound.flatMap((each) => Object.entries(each.current)).map(([key, [what]]) => [key, what]);
 
-const isField = (element) => element.closest("input, textarea, select, [contenteditable], dialog[open]");
+/** While a dialog is open, keys are its own, wherever the focus is: Escape closes it. */
+const isField = (element) => element.closest("input, textarea, select, [contenteditable]") || document.querySelector("dialog[open]");
 
 addEventListener("keydown", (event) => {
   const combined = event.ctrlKey || event.metaKey;

@@ -1,6 +1,6 @@
 // One invocation: what it is, why it waits, what it did when, and what an operator may do about it.
 import { classes, html, useCallback, useEffect, useMemo, useRef, useState } from "../lib/ui.js";
-import { get, may, post, segment, useGet } from "../lib/api.js";
+import { get, may, post, segment, useGet, useReturn } from "../lib/api.js";
 import { useStore } from "../lib/store.js";
 import { onChange } from "../lib/live.js";
 import { go, href, setQuery } from "../lib/router.js";
@@ -37,6 +37,7 @@ function useJournal(id, version) {
     load();
     return () => (run.current += 1);
   }, [load, version]);
+  useReturn(load);
   return state;
 }
 
@@ -91,7 +92,7 @@ function Head({ invocation, last, reload }) {
   const status = statusOf(invocation);
   const by = invocation.called_by;
   return html`<header class="one-head stack">
-    <div class="row wrap"><a href=${href(["invocations"])} class="muted">Invocations</a><span class="faint">/</span><${Id} id=${invocation.id} plain whole /></div>
+    <div class="crumbs"><a href=${href(["invocations"])}>Invocations</a><${Icon} name="right" size=${11} /><${Id} id=${invocation.id} plain whole /></div>
     <div class="page-head"><h1>${invocation.service}<span class="faint">/</span>${invocation.handler}${invocation.key && html` <span class="mono one-key">${invocation.key}</span>`}</h1>
       <${Actions} invocation=${invocation} reload=${reload} /></div>
     <div class="meta">
@@ -185,8 +186,7 @@ export default function One({ path, query }) {
   if (!invocation) return html`<div class="page"><${Loading} /></div>`;
   return html`<div class="page one">
     <${Head} invocation=${invocation} last=${last} reload=${asked.reload} />
-    ${doubt && html`<${Notice} kind="worse" icon="warning"><strong>Step ${doubt.index}, ${nameOf(doubt)}, is in doubt.</strong> It may or may not have happened.
-      <button type="button" class="link" onClick=${() => choose(doubt.index)}>Look and decide</button></${Notice}>`}
+    ${doubt && html`<${Notice} kind="worse" icon="warning"><strong>Step ${doubt.index}, ${nameOf(doubt)}, is in doubt.</strong> It may or may not have happened. ${" "}<button type="button" class="link" onClick=${() => choose(doubt.index)}>Look and decide</button></${Notice}>`}
     <nav class="tabs" aria-label="Views">${TABS.map(([name, label]) => html`<a key=${name} href=${href(path, { ...query, tab: name === "timeline" ? "" : name })} aria-current=${tab === name ? "page" : undefined}>${label}</a>`)}</nav>
     ${error && html`<${Failure} error=${error} what="The journal" />`}
     ${!complete && html`<${Notice}>The journal is long: the first ${number(STEPS_MAX)} steps are loaded.</${Notice}>`}

@@ -1,6 +1,6 @@
 // The list of invocations: filters, counts by status, live changes, acts on many.
 import { Component, classes, html, useCallback, useEffect, useMemo, useRef, useState } from "../lib/ui.js";
-import { get, may, useGet } from "../lib/api.js";
+import { connection, get, may, useGet, useReturn } from "../lib/api.js";
 import { useStore } from "../lib/store.js";
 import { live, onEvents, pause } from "../lib/live.js";
 import { go, href, setQuery } from "../lib/router.js";
@@ -53,6 +53,7 @@ function useRows(filter) {
     loading.current = false;
     refresh();
   }, [refresh]);
+  useReturn(refresh);
   useEffect(() => {
     let timer = 0;
     const later = () => {
@@ -110,6 +111,7 @@ function useCounts(service) {
   const asked = useGet("/statistics", {}, { every: 5000 });
   const older = useGet(asked.error?.missing ? "/services" : null, {}, { every: 5000 });
   if (asked.data) return (service ? asked.data.services[service] : asked.data.totals)?.by_status || {};
+  if (!older.data) return null;
   const sums = {};
   for (const each of older.data?.services || []) {
     if (service && each.name !== service) continue;
@@ -127,19 +129,20 @@ function Facets({ query }) {
     own.delete(name) || own.add(name);
     setQuery({ status: "", outcome: "", [kind]: [...own].join(",") });
   };
-  const total = Object.values(counts).reduce((sum, each) => sum + each, 0);
+  const total = Object.values(counts || {}).reduce((sum, each) => sum + each, 0);
   const facet = (name, kind, count) => html`<button type="button" key=${name} class="facet" aria-pressed=${chosen.has(name) ? "true" : "false"} onClick=${() => toggle(name, kind)}>
     <${Status} of=${name} />${precise && count !== undefined ? html`<span class="count">${number(count)}</span>` : null}</button>`;
   return html`<div class="facets" role="group" aria-label="Status">
     <button type="button" class="facet" aria-pressed=${chosen.size ? "false" : "true"} onClick=${() => setQuery({ status: "", outcome: "" })}>All${precise && total ? html`<span class="count">${number(total)}</span>` : null}</button>
-    ${ACTIVE.map((name) => facet(name, "status", counts[name] ?? 0))}
+    ${ACTIVE.map((name) => facet(name, "status", counts ? counts[name] ?? 0 : undefined))}
     <span class="divide"></span>
     ${ENDS.map((name) => facet(name, "outcome"))}
   </div>`;
 }
 
 function Live() {
-  const { mode, paused } = useStore(live);
+  const { mode: stream, paused } = useStore(live);
+  const mode = useStore(connection).up ? stream : "connecting";
   const says = paused ? "paused" : { live: "live", polling: "every 2.5 s", connecting: "reconnecting" }[mode] || "";
   return html`<span class=${classes("live", !paused && mode === "live" && "on", mode === "connecting" && "slow")}>
     <span class="dot" aria-hidden="true"></span>${says}
@@ -192,7 +195,7 @@ function drawRow({ row, place, chosen, current, select, at, narrow, index }) {
     <span role="cell" class="id muted"><span title=${row.id}>${shortId(row.id)}</span><${Copy} text=${row.id} label=${`Copy ${shortId(row.id)}`} /></span>
     <span role="cell" class="muted">${created}</span>
     <span role="cell" class=${`took s-${status}`}><i><b style=${{ width: barOf(took) }}></b></i><span>${duration(took)}</span></span>
-    <span role="cell" class="muted nowrap">${row.attempts > 1 ? `${row.attempts} attempts` : row.attempts ? "1 attempt" : "not started"}</span>
+    <span role="cell" class=${row.attempts > 1 ? "count" : "count faint"}>${row.attempts ? number(row.attempts) : "–"}</span>
     <span role="cell" class="clip">${note(row)}</span></div>`;
 }
 
@@ -258,7 +261,7 @@ export default function Invocations({ query }) {
     <span role="columnheader">${operator ? html`<input type="checkbox" aria-label="Select all that are loaded" checked=${everything} onChange=${() => {
       setAll(false);
       setSelected(everything ? new Set() : new Set(list.map((each) => each.id)));
-    }} />` : html`<span class="hidden-text">Selection</span>`}</span>${HEAD.map((name) => html`<span role="columnheader">${name}</span>`)}</div>`;
+    }} />` : html`<span class="hidden-text">Selection</span>`}</span>${HEAD.map((name) => html`<span role="columnheader" class=${name === "Attempts" ? "count" : ""}>${name}</span>`)}</div>`;
   return html`<div class="page fills invocations">
     <div class="page-head"><h1>Invocations</h1><${Live} /></div>
     <${Facets} query=${query} />

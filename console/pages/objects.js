@@ -75,7 +75,7 @@ function Promises({ service, objectKey }) {
   return html`<section class="card"><header><h2>Promises</h2></header><div class="scroll-x" tabindex="0"><table class="list"><tbody>${list.map((each) => html`<tr><td class="mono">${each.name}</td><td>${each.completed ? html`<span class="tag good">completed</span>` : html`<span class="tag">waits</span>`}</td><td>${each.outcome && html`<${Json} value=${each.outcome} />`}</td></tr>`)}</tbody></table></div></section>`;
 }
 
-function Value({ name, value, save, remove }) {
+function Value({ name, value, save, remove, held }) {
   const [text, setText] = useState(null);
   const [problem, setProblem] = useState("");
   const submit = async (event) => {
@@ -90,10 +90,10 @@ function Value({ name, value, save, remove }) {
     if (await save(name, parsed, value)) setText(null);
   };
   return html`<li class="value"><div class="row"><code class="grow"><strong>${name}</strong></code>
-      ${save && text === null && html`<button type="button" class="small" onClick=${() => {
+      ${save && text === null && html`<button type="button" class="small" disabled=${held} onClick=${() => {
         setProblem("");
         setText(JSON.stringify(value, null, 2));
-      }}>Edit</button><button type="button" class="small danger" onClick=${() => remove(name, value)}>Remove</button>`}</div>
+      }}>Edit</button><button type="button" class="small danger" disabled=${held} onClick=${() => remove(name, value)}>Remove</button>`}</div>
     ${text === null ? html`<${Json} value=${value} />` : html`<form class="stack" onSubmit=${submit}><textarea class="mono" aria-label=${`Value of ${name}`} rows=${Math.min(20, text.split("\n").length + 1)} value=${text} onInput=${(event) => setText(event.target.value)} spellcheck=${false}></textarea>
       ${problem && html`<p class="bad" role="alert">${problem}</p>`}<div class="row"><button type="submit" class="primary small">Save</button><button type="button" class="small" onClick=${() => setText(null)}>Discard</button></div></form>`}</li>`;
 }
@@ -132,7 +132,7 @@ function One({ service, objectKey }) {
   };
   const state = asked.data?.state;
   const editor = may("operate");
-  return html`<div class="page"><div class="stack"><div class="row"><a class="muted" href=${href(["objects"])}>Objects</a><span class="faint">/</span><a class="muted" href=${href(["objects", service])}>${service}</a><span class="faint">/</span></div>
+  return html`<div class="page"><div class="stack"><div class="crumbs"><a href=${href(["objects"])}>Objects</a><${Icon} name="right" size=${11} /><a href=${href(["objects", service])}>${service}</a></div>
       <div class="page-head"><h1 class="mono key-title">${objectKey}</h1><${PauseButton} scope=${{ service, key: objectKey }} /><a class="button" href=${href(["invocations"], { service, key: objectKey })}>Invocations</a></div></div>
     ${asked.error && html`<${Failure} error=${asked.error} retry=${asked.reload} />`}
     ${differs && html`<${Notice} kind="worse" icon="warning"><strong>Not saved: it changed meanwhile.</strong> ${differs.join(", ")} now has the value below. Look at it, then edit again.</${Notice}>`}
@@ -140,8 +140,8 @@ function One({ service, objectKey }) {
     ${state && html`<div class="object"><section class="card"><header><h2>State</h2><span class="muted">${plural(Object.keys(state).length, "value")}${asked.data.complete ? "" : ", not all are shown"}</span></header><div class="body stack">
         ${asked.data.held_by && editor && html`<${Notice}>An invocation holds the key, so its state can be edited when it is done.</${Notice}>`}
         ${!Object.keys(state).length && html`<p class="muted">No values.</p>`}
-        <ul class="values">${Object.entries(state).map(([each, value]) => html`<${Value} key=${each} name=${each} value=${value} save=${editor ? (its, next, old) => change({ values: { [its]: next } }, { [its]: old }) : null} remove=${(its, old) => change({ remove: [its] }, { [its]: old })} />`)}</ul>
-        ${editor && html`<form class="row" onSubmit=${async (event) => {
+        <ul class="values">${Object.entries(state).map(([each, value]) => html`<${Value} key=${each} held=${Boolean(asked.data.held_by)} name=${each} value=${value} save=${editor ? (its, next, old) => change({ values: { [its]: next } }, { [its]: old }) : null} remove=${(its, old) => change({ remove: [its] }, { [its]: old })} />`)}</ul>
+        ${editor && !asked.data.held_by && html`<form class="row" onSubmit=${async (event) => {
           event.preventDefault();
           if (await change({ values: { [name]: null } }, { [name]: null })) setName("");
         }}><input aria-label="Name of a new value" placeholder="Name of a new value" value=${name} onInput=${(event) => setName(event.target.value)} required spellcheck=${false} /><button type="submit"><${Icon} name="plus" />Add</button></form>`}</div></section>
@@ -150,6 +150,6 @@ function One({ service, objectKey }) {
 
 export default function Objects({ path, query }) {
   if (path[2]) return html`<${One} service=${path[1]} objectKey=${path[2]} />`;
-  return html`<div class="page"><div class="page-head"><h1>${path[1] ? html`<a class="muted" href=${href(["objects"])}>Objects</a> <span class="faint">/</span> ${path[1]}` : "Objects"}</h1></div>
+  return html`<div class="page"><div>${path[1] && html`<div class="crumbs"><a href=${href(["objects"])}>Objects</a></div>`}<div class="page-head"><h1>${path[1] || "Objects"}</h1></div></div>
     ${path[1] ? html`<${Keys} service=${path[1]} query=${query} />` : html`<${Services} />`}</div>`;
 }

@@ -98,7 +98,7 @@ export default function Overview() {
       <${Empty} icon="services" title="No services yet"><p>The cluster runs, and nothing is registered. Start your handlers, then register their endpoint:</p>
         <${Code} text="holdfast deployments register http://HOST:9080" /><a class="button" href=${href(["services"])}>Register here</a></${Empty}></div>`;
   }
-  return html`<div class="page overview"><div class="page-head"><h1>Overview</h1><span class="muted">every 2 s</span></div>
+  return html`<div class="page overview"><div class="page-head"><h1>Overview</h1><span class="muted">since you opened it, every 2 s</span></div>
     ${known.error && known.error.status !== 0 && html`<${Failure} error=${known.error} />`}
     <div class="tiles"><${ClusterTile} /><${EndpointsTile} /><${NeedsTile} counts=${known.by_status} /></div>
     <div class="two-columns">

@@ -69,7 +69,7 @@ function Deployments({ deployments, chosen, reload }) {
       const node = each.health.nodes.find((at) => at.error || at.stall || at.restraint);
       return html`<tr key=${each.id} class=${each.id === chosen ? "chosen" : ""}><td><div>${each.uri}</div><div class="mono faint">${each.id}</div></td>
         <td><${Health} health=${each.health} />${node && html`<div class="bad small-text">${node.error || node.stall || node.restraint}${node.down_since && html`, <${Time} at=${node.down_since} />`}</div>`}</td>
-        <td>${each.services.map((service) => html`<div><a href=${href(["services", service.name])}>${service.name}</a> <span class="faint">revision ${service.revision}</span></div>`)}</td>
+        <td class="names">${each.services.map((service) => html`<a href=${href(["services", service.name])} title=${`revision ${service.revision}`}>${service.name}</a>`)}</td>
         <td class="right"><a href=${href(["invocations"], { deployment: each.id, status: "active" })}>${number(each.in_flight)}</a></td>
         <td>${current ? html`<span class="tag good">active</span>` : each.in_flight ? html`<span class="tag worse">draining</span>` : html`<span class="tag">drained</span>`}</td>
         <td class="nowrap"><${Time} at=${each.created_at} /></td>
@@ -119,8 +119,7 @@ function One({ name, query }) {
   if (!service) return html`<div class="page"><${Loading} /></div>`;
   const handler = service.handlers.find((each) => each.name === query.handler) || service.handlers[0];
   const totals = service.totals;
-  return html`<div class="page"><div class="stack"><div class="row"><a href=${href(["services"])} class="muted">Services</a><span class="faint">/</span></div>
-      <div class="page-head"><h1>${name}</h1><${PauseButton} scope=${{ service: name }} /><a class="button" href=${href(["invocations"], { service: name })}>Invocations</a>${service.kind !== "service" && html`<a class="button" href=${href(["objects", name])}>Keys</a>`}</div>
+  return html`<div class="page"><div class="stack"><div class="crumbs"><a href=${href(["services"])}>Services</a></div><div class="page-head"><h1>${name}</h1><${PauseButton} scope=${{ service: name }} /><a class="button" href=${href(["invocations"], { service: name })}>Invocations</a>${service.kind !== "service" && html`<a class="button" href=${href(["objects", name])}>Keys</a>`}</div>
       <div class="meta"><span class="tag">${service.kind}</span><span>revision ${service.revision}</span><span class="mono muted">${service.uri}</span>
         ${totals && html`<span><strong>${number(totals.invoked)}</strong> <span class="muted">invoked</span></span><span><strong>${number(totals.succeeded)}</strong> <span class="muted">succeeded</span></span><span><strong class=${totals.failed ? "bad" : ""}>${number(totals.failed)}</strong> <span class="muted">failed</span></span><span><strong>${number(totals.attempts_failed ?? 0)}</strong> <span class="muted">failed attempts</span></span>`}</div>
       ${service.doc && html`<p class="muted">${service.doc}</p>`}</div>

@@ -72,12 +72,13 @@ export default function Sql({ query }) {
   const [text, setText] = useState(query.q || EXAMPLES[0][1]);
   const [state, setState] = useState({ result: null, error: null, busy: false });
   const [kept, setKept] = useState(saved);
-  const run = async () => {
+  const run = async (sql = text) => {
     if (state.busy) return;
-    setQuery({ q: text });
+    setText(sql);
+    setQuery({ q: sql });
     setState({ ...state, busy: true });
     try {
-      setState({ result: await post("/query", {}, { sql: text, limit: ROWS_MAX }), error: null, busy: false });
+      setState({ result: await post("/query", {}, { sql, limit: ROWS_MAX }), error: null, busy: false });
     } catch (error) {
       setState({ result: null, error, busy: false });
     }
@@ -113,10 +114,10 @@ export default function Sql({ query }) {
         <div class="row wrap editor-foot"><button type="submit" class="primary" disabled=${state.busy}><${Icon} name="play" size=${13} />${state.busy ? "Running…" : "Run"}</button><span class="muted"><kbd>Ctrl Enter</kbd></span><span class="grow"></span>
           <button type="button" onClick=${() => store([text, ...kept.filter((each) => each !== text)])}>Save</button></div></form>
       ${state.error && html`<${Failure} error=${state.error} what="SQL" />`}
-      ${state.result ? html`<${Result} result=${state.result} />` : !state.error && html`<p class="muted">Run a query. It reads the state of the whole cluster, and changes nothing.</p>`}
+      ${state.result ? html`<${Result} result=${state.result} />` : !state.error && html`<${Empty} icon="sql" title="Ask the whole cluster"><p>Invocations, journals, state, timers, nodes and partitions are tables. A query reads them and changes nothing.</p></${Empty}>`}
       </div>
-      <div class="stack"><section class="card"><header><h2>Queries</h2></header><ul class="queries">${kept.map((each) => html`<li class="row"><button type="button" class="link clip grow" title=${each} onClick=${() => setText(each)}>${each.replace(/\s+/g, " ")}</button><button type="button" class="copy" aria-label="Forget this query" onClick=${() => store(kept.filter((other) => other !== each))}><${Icon} name="cross" size=${12} /></button></li>`)}
-          ${EXAMPLES.map(([label, sql]) => html`<li><button type="button" class="link" onClick=${() => setText(sql)}>${label}</button></li>`)}</ul></section>
+      <div class="stack"><section class="card"><header><h2>Queries</h2></header><ul class="queries">${kept.map((each) => html`<li class="row"><button type="button" class="link clip grow" title=${each} onClick=${() => run(each)}>${each.replace(/\s+/g, " ")}</button><button type="button" class="copy" aria-label="Forget this query" onClick=${() => store(kept.filter((other) => other !== each))}><${Icon} name="cross" size=${12} /></button></li>`)}
+          ${EXAMPLES.map(([label, sql]) => html`<li><button type="button" class="link" onClick=${() => run(sql)}>${label}</button></li>`)}</ul></section>
         <section class="card"><header><h2>Tables</h2></header><div class="body tables">${!tables.data && !tables.error && html`<${Loading} />`}${tables.error && html`<${Failure} error=${tables.error} />`}
-          ${tables.data?.tables.map((table, at) => html`<details key=${table.name} open=${at === 0}><summary><code>${table.name}</code></summary><p class="muted">${table.about}</p><ul>${table.columns.map((column) => html`<li><button type="button" class="link mono" title=${column.about} onClick=${() => insert(column.name)}>${column.name}</button> <span class="faint">${column.type}</span></li>`)}</ul></details>`)}</div></section></div></div></div>`;
+          ${tables.data?.tables.map((table, at) => html`<details key=${table.name} open=${at === 0}><summary><code>${table.name}</code></summary><p class="muted">${table.about.split("`").map((part, odd) => (odd % 2 ? html`<code>${part}</code>` : part))}</p><ul>${table.columns.map((column) => html`<li><button type="button" class="link mono" title=${column.about} onClick=${() => insert(column.name)}>${column.name}</button> <span class="faint">${column.type}</span></li>`)}</ul></details>`)}</div></section></div></div></div>`;
 }

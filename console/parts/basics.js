@@ -44,8 +44,8 @@ export function Notice({ kind = "", icon = "info", children }) {
   return html`<div class=${`notice ${kind}`}><${Icon} name=${icon} /><div class="grow">${children}</div></div>`;
 }
 
-export function Empty({ icon = "info", title, children }) {
-  return html`<div class="empty"><${Icon} name=${icon} size=${28} /><h2>${title}</h2>${children}</div>`;
+export function Empty({ icon = "info", title, level = "h2", children }) {
+  return html`<div class="empty"><${Icon} name=${icon} size=${28} /><${level}>${title}</${level}>${children}</div>`;
 }
 
 export function Failure({ error, what = "This page", retry }) {
@@ -54,6 +54,7 @@ export function Failure({ error, what = "This page", retry }) {
     return html`<${Empty} icon="info" title=${`${what} needs a newer release`}>
       <p>This node does not have the endpoint behind it. Everything else works. Upgrade the node to see it.</p></${Empty}>`;
   }
+  if (error.status === 0) return html`<p class="muted" role="status">Waiting for the node…</p>`; // The banner says the rest.
   if (error.status === 403) {
     return html`<${Empty} icon="tokens" title="Your token may not see this"><p>${error.message}. ${error.hint}</p></${Empty}>`;
   }
@@ -119,8 +120,9 @@ export function Virtual({ rows, height, line, more, top, label, columns, atRow, 
     return () => watch.disconnect();
   }, [height]);
   useEffect(() => {
+    // After every change of the rows: a page may be empty and still have others behind it.
     if (more && view.from + view.size >= rows.length - 40) more();
-  }, [view.from, view.size, rows.length, more]);
+  }, [view.from, view.size, rows, more]);
   useLayoutEffect(() => {
     if (atRow === undefined || atRow < 0) return;
     const element = box.current;
@@ -152,10 +154,16 @@ export function useNarrow(query = "(max-width: 640px)") {
 export function Menu({ label, children, toRight, cls = "", icon }) {
   const [open, set] = useState(false);
   const box = useRef(null);
+  /** Focus goes back to the button, so that a dialog that opens now returns it there, too. */
+  const close = () => {
+    set(false);
+    if (box.current?.contains(document.activeElement)) box.current.querySelector("button").focus();
+  };
   useEffect(() => {
     if (!open) return undefined;
     const leave = (event) => {
-      if (event.type === "keydown" ? event.key === "Escape" : !box.current?.contains(event.target)) set(false);
+      if (event.type === "keydown" && event.key === "Escape") close();
+      if (event.type === "pointerdown" && !box.current?.contains(event.target)) set(false);
     };
     addEventListener("pointerdown", leave);
     addEventListener("keydown", leave);
@@ -166,6 +174,6 @@ export function Menu({ label, children, toRight, cls = "", icon }) {
   }, [open]);
   return html`<div class="menu" ref=${box}>
     <button type="button" class=${cls} aria-expanded=${open ? "true" : "false"} onClick=${() => set(!open)}>${icon && html`<${Icon} name=${icon} />`}${label}</button>
-    ${open && html`<div class=${`sheet ${toRight ? "to-right" : ""}`} onClick=${(event) => event.target.closest("button[data-ends]") && set(false)}>${children(() => set(false))}</div>`}
+    ${open && html`<div class=${`sheet ${toRight ? "to-right" : ""}`} onClick=${(event) => event.target.closest("button[data-ends]") && close()}>${children(close)}</div>`}
   </div>`;
 }

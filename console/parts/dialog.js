@@ -1,6 +1,7 @@
 // Questions to the user, and short messages.
 import { html, useEffect, useRef, useState } from "../lib/ui.js";
 import { store, useStore } from "../lib/store.js";
+import { route } from "../lib/router.js";
 import { number } from "../lib/format.js";
 import { Icon } from "./icons.js";
 
@@ -8,6 +9,17 @@ const TYPE_ABOVE = 10; // From here on a dangerous act wants its word typed.
 const toasts = store([]);
 const question = store(null);
 let count = 0;
+
+/** Ends when the user goes to another page: a question about the page before would stand over it. */
+let place = route.get().path.join("/");
+route.watch(({ path }) => {
+  const before = place;
+  place = path.join("/");
+  const asked = question.get();
+  if (before === place || !asked) return;
+  question.set(null);
+  asked.resolve(false);
+});
 
 export function toast(text, kind = "good") {
   const entry = { id: (count += 1), text, kind };

@@ -15,6 +15,8 @@ export const PAGES = [
   ["cluster", "Cluster"], ["sql", "SQL"], ["webhooks", "Webhooks", "operate"], ["audit", "Audit", "admin"], ["tokens", "Tokens", "admin"],
 ];
 
+const AT_HAND = 4; // pages in the bar of a phone; the others are behind “More”
+
 export const visiblePages = () => PAGES.filter(([, , role]) => !role || may(role));
 
 /** The worst thing first: [kind, words]. */
@@ -51,7 +53,7 @@ function Banner() {
   const state = useStore(connection);
   const at = useStore(now);
   if (state.up) return null;
-  return html`<div class="banner" role="alert"><${Icon} name="warning" /><span>${state.error[0].toUpperCase() + state.error.slice(1)} for ${duration(Math.max(1000, at - state.since))}.
+  return html`<div class="banner" role="alert"><${Icon} name="warning" /><span>Node ${session.get().node} has not answered for ${duration(Math.max(1000, Math.floor((at - state.since) / 1000) * 1000))}.
     What you see is from before; it is asked again every few seconds. Other nodes of the cluster show the same console.</span></div>`;
 }
 
@@ -63,21 +65,28 @@ export function Frame({ children, waiting }) {
   const deployments = useGet("/deployments", {}, { kinds: ["deployments"], every: 30_000 });
   const [narrow, setNarrow] = useState(() => remembered("rail") === "narrow");
   const [kind, words] = state.up ? health(cluster.data, deployments.data?.deployments) : ["worst", "node does not answer"];
+  const [open, setOpen] = useState(false);
   const current = path[0] || "overview";
+  useEffect(() => setOpen(false), [path.join("/")]);
   useEffect(() => {
     const name = PAGES.find(([each]) => each === current)?.[1] || "Holdfast";
     document.title = `${path[1] ? `${path[1]} · ` : ""}${name} · ${principal.cluster || "Holdfast"}`;
   }, [path.join("/")]);
+  const pages = visiblePages();
+  const behind = pages.slice(AT_HAND).find(([name]) => name === current);
+  const item = ([name, label]) => html`<a key=${name} class="item" href=${href([name])} aria-current=${current === name ? "page" : undefined} title=${label}>
+    <${Icon} name=${name} /><span class="label">${label}</span>
+    ${name === "inbox" && waiting ? html`<span class="badge" aria-label=${`${waiting} waiting`}>${waiting}</span>` : null}</a>`;
   return html`<div class=${`frame ${narrow ? "narrow-rail" : ""}`}>
-    <nav class="rail" aria-label="Pages">
+    <nav class=${`rail ${open ? "open" : ""}`} aria-label="Pages" onKeyDown=${(event) => event.key === "Escape" && setOpen(false)}>
       <a class="skip button" href=${location.hash} onClick=${(event) => {
       event.preventDefault();
       document.querySelector("main").focus();
     }}>Skip to the page</a>
       <a class="brand" href="#/overview" aria-label="Holdfast: overview"><${Icon} name="holdfast" size=${20} /><span class="label">Holdfast</span></a>
-      ${visiblePages().map(([name, label]) => html`<a key=${name} class="item" href=${href([name])} aria-current=${current === name ? "page" : undefined} title=${label}>
-        <${Icon} name=${name} /><span class="label">${label}</span>
-        ${name === "inbox" && waiting ? html`<span class="badge" aria-label=${`${waiting} waiting`}>${waiting}</span>` : null}</a>`)}
+      ${pages.slice(0, AT_HAND).map(item)}
+      <div class="others">${pages.slice(AT_HAND).map(item)}</div>
+      <button type="button" class=${`all ${behind ? "current" : ""}`} aria-expanded=${open ? "true" : "false"} onClick=${() => setOpen(!open)}><${Icon} name=${behind ? current : "more"} /><span>${behind ? behind[1] : "More"}</span></button>
       <span class="space"></span>
       <button type="button" class="bare collapse" aria-label="Collapse the rail" aria-pressed=${narrow ? "true" : "false"} onClick=${() => {
         remember("rail", narrow ? "" : "narrow");

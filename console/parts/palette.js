@@ -2,7 +2,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "../lib/ui.js";
 import { get, may, post, segment } from "../lib/api.js";
 import { store, useStore } from "../lib/store.js";
-import { go } from "../lib/router.js";
+import { go, route } from "../lib/router.js";
 import { boundKeys, useKeys } from "../lib/keys.js";
 import { Dialog, attempt, confirm } from "./dialog.js";
 import { visiblePages } from "./frame.js";
@@ -12,6 +12,7 @@ import { Icon } from "./icons.js";
 const open = store(false);
 const help = store(false);
 export const openPalette = () => open.set(true);
+route.watch(() => open.set(false));
 
 function commands(text, services, cluster) {
   const found = [];

@@ -2,6 +2,7 @@
 import { html, useEffect, useState } from "../lib/ui.js";
 import { ask, may, post, useGet } from "../lib/api.js";
 import { store, useStore } from "../lib/store.js";
+import { route } from "../lib/router.js";
 import { Time } from "./basics.js";
 import { Dialog, attempt } from "./dialog.js";
 import { Icon } from "./icons.js";
@@ -9,6 +10,7 @@ import { Icon } from "./icons.js";
 export const pauses = store(null); // of GET /pauses; null: not known, or an older node
 const question = store(null);
 const SHOWN = 3;
+route.watch(() => question.set(null)); // It belongs to the page that asked.
 
 export const askToPause = (scope) => question.set(scope);
 const nameOf = ({ service, key }) => (key ? `${service} ${key}` : service || "Everything");

@@ -2,7 +2,7 @@
 import { html, useLayoutEffect, useRef, useState } from "../lib/ui.js";
 import { atClock } from "../lib/format.js";
 
-const SPAN_MIN_S = 120;
+const SPAN_MIN_S = 60;
 const SPAN_MAX_S = 600;
 const LEFT = 60;
 const BOTTOM = 22;
@@ -31,7 +31,7 @@ function pathOf(times, values, x, y) {
   return path;
 }
 
-/** `data`: [seconds, values of the first series, …]; `show(value)`: its text; the axis grows from two minutes to ten. */
+/** `data`: [seconds, values of the first series, …]; `show(value)`: its text; the axis grows from one minute to ten. */
 export function Plot({ series, data, show, label, height = 200 }) {
   const box = useRef(null);
   const [width, setWidth] = useState(0);
@@ -48,7 +48,7 @@ export function Plot({ series, data, show, label, height = 200 }) {
   const x = (time) => LEFT + ((time - end + span) / span) * Math.max(1, width - LEFT - 4);
   const y = (value) => TOP + (1 - value / (high > 0 ? high * ROOM : 1)) * (height - TOP - BOTTOM);
   const minutes = [];
-  const step = [30, 60, 120, 300].find((each) => span / each <= (width > 480 ? 6 : 3)) || 300;
+  const step = [15, 30, 60, 120, 300].find((each) => span / each <= (width > 480 ? 6 : 3)) || 300;
   for (let time = Math.ceil((end - span) / step) * step; time <= end; time += step) if (x(time) > LEFT + 16 && x(time) < width - 20) minutes.push(time);
   const under = (event) => {
     const from = box.current.getBoundingClientRect().left;

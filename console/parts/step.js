@@ -57,6 +57,10 @@ function Decide({ invocation, step, done }) {
 export function Step({ invocation, step, last, close, reload }) {
   const { argument, outcome } = step;
   const box = useRef(null);
+  useEffect(() => {
+    const before = document.activeElement;
+    return () => before?.isConnected && before.focus();
+  }, []);
   useEffect(() => box.current?.focus(), [step.index]);
   const open = !outcome && !step.completed_as;
   const rest = Object.fromEntries(Object.entries(argument).filter(([name, value]) => !["name", "invocation"].includes(name) && value !== null));

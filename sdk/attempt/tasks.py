@@ -108,7 +108,7 @@ class Tasks:
         if self.ended:
             return
         after_ms = retry_after_ms(error)
-        self.send(Error(self.id, self.epoch, pack_outcome(to_failure(error)), after_ms, pause))
+        self.send(Error(self.id, self.epoch, pack_outcome(to_failure(error)), retry_after_ms=after_ms, pause=pause))
         self.end()
 
     def end(self) -> None:

@@ -73,7 +73,9 @@ class Address(NamedTuple):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"the URL of an ingress must look like http://127.0.0.1:8080, not {url!r}")
-        return cls(url.rstrip("/"), parts.scheme, parts.hostname, parts.port, parts.path.rstrip("/"))
+        return cls(
+            url.rstrip("/"), scheme=parts.scheme, host=parts.hostname, port=parts.port, prefix=parts.path.rstrip("/")
+        )
 
 
 class Requests:
@@ -115,7 +117,9 @@ class Requests:
         if argument is not MISSING:
             given.setdefault("Content-Type", target.input.content_type)
         if delay is None:
-            return Request("POST", path, body, given, target.output.load, _id_of(target, key, handler, given))
+            return Request(
+                "POST", path, body, given, read=target.output.load, invocation_id=_id_of(target, key, handler, given)
+            )
         delay_ms = milliseconds(delay, "delay")
         path += "/send" + (f"?delay={delay_ms}ms" if delay_ms else "")
 
@@ -123,7 +127,7 @@ class Requests:
             found = json.loads(answer)
             return SendHandle(found["invocationId"], found["status"] == "PreviouslyAccepted", target.output)
 
-        return Request("POST", path, body, given, read)
+        return Request("POST", path, body, given, read=read)
 
     def outcome(self, which: str, invocation: str | SendHandle[Any], result: Any) -> Request[Any]:
         if isinstance(invocation, SendHandle):
@@ -132,20 +136,22 @@ class Requests:
         else:
             serde, invocation_id = serde_for(result), invocation
         parse_id(invocation_id)
-        return Request("GET", f"/holdfast/invocation/{invocation_id}/{which}", b"", self.headers, serde.load)
+        return Request("GET", f"/holdfast/invocation/{invocation_id}/{which}", b"", self.headers, read=serde.load)
 
     def workflow(self, which: str, workflow: Any, key: str, result: Any) -> Request[Any]:
         serde = serde_for(result)
         if isinstance(workflow, AnyService) and result is Any:
             serde = next((each.output for each in workflow.handlers.values() if each.is_main), ANY)
         path = f"/holdfast/workflow/{_segment(_name(workflow))}/{_segment(_checked(key))}/{which}"
-        return Request("GET", path, b"", self.headers, serde.load)
+        return Request("GET", path, b"", self.headers, read=serde.load)
 
-    def complete(self, path: str, which: str, value: Any, serde: Serde[Any] | None, code: int) -> Request[None]:
+    def complete(
+        self, path: str, which: str, value: Any, *, serde: Serde[Any] | None = None, code: int = 0
+    ) -> Request[None]:
         refusal = {"message": value, "code": code}
         body = (serde or ANY).dump(value) if which == "resolve" else json.dumps(refusal).encode()
         headers = {**self.headers, "Content-Type": "application/json"}
-        return Request("POST", f"/holdfast/{path}/{which}", body, headers, lambda _: None)
+        return Request("POST", f"/holdfast/{path}/{which}", body, headers, read=lambda _: None)
 
     def awakeable(self, awakeable_id: str) -> str:
         parse_awakeable(awakeable_id)

@@ -255,12 +255,12 @@ class SyncClient:
     def resolve_awakeable(self, awakeable_id: str, value: Any = None, *, serde: Serde[Any] | None = None) -> None:
         """Complete an awakeable with a value."""
         path = self._requests.awakeable(awakeable_id)
-        self._transport.ask(self._requests.complete(path, "resolve", value, serde, 0))
+        self._transport.ask(self._requests.complete(path, "resolve", value, serde=serde))
 
     def reject_awakeable(self, awakeable_id: str, message: str, *, code: int = 500) -> None:
         """Reject an awakeable: its `await` raises a `TerminalError`."""
         path = self._requests.awakeable(awakeable_id)
-        self._transport.ask(self._requests.complete(path, "reject", message, None, code))
+        self._transport.ask(self._requests.complete(path, "reject", message, code=code))
 
     def decide_approval(
         self,
@@ -275,16 +275,16 @@ class SyncClient:
 
         `payload` replaces the one that was shown. Fails with 409 if it was decided otherwise before, or timed out.
         """
-        self._transport.ask(self._requests.decide(approval_id, choice, comment, payload, serde))
+        self._transport.ask(self._requests.decide(approval_id, choice, comment=comment, payload=payload, serde=serde))
 
     def resolve_promise(
         self, workflow: Any, key: str, name: str, value: Any = None, *, serde: Serde[Any] | None = None
     ) -> None:
         """Resolve a promise of a workflow with a value."""
         path = self._requests.promise(workflow, key, name)
-        self._transport.ask(self._requests.complete(path, "resolve", value, serde, 0))
+        self._transport.ask(self._requests.complete(path, "resolve", value, serde=serde))
 
     def reject_promise(self, workflow: Any, key: str, name: str, message: str, *, code: int = 500) -> None:
         """Reject a promise of a workflow: whatever awaits it gets a `TerminalError`."""
         path = self._requests.promise(workflow, key, name)
-        self._transport.ask(self._requests.complete(path, "reject", message, None, code))
+        self._transport.ask(self._requests.complete(path, "reject", message, code=code))

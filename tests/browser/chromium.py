@@ -24,6 +24,15 @@ FLAGS = (
     "--disable-features=LocalNetworkAccessChecks,BlockInsecurePrivateNetworkRequests,HttpsUpgrades,HttpsFirstBalancedMode",
 )  # fmt: skip
 
+#: code, number and text of keys that are no letters
+KEYS = {
+    "Tab": ("Tab", 9, ""),
+    "Escape": ("Escape", 27, ""),
+    "Enter": ("Enter", 13, "\r"),
+    " ": ("Space", 32, " "),
+    "/": ("Slash", 191, "/"),
+}
+
 
 def find() -> str:
     """The path of the browser. Skips the test if there is none."""
@@ -70,6 +79,13 @@ class Tab:
                     if await self.run(f"return Boolean({condition})"):
                         return
                 await asyncio.sleep(0.05)
+
+    async def press(self, key: str, *, modifiers: int = 0) -> None:
+        """Press a key of the keyboard, as a user does. `modifiers`: 2 is Ctrl, 8 Shift."""
+        code, number, text = KEYS.get(key, (f"Key{key.upper()}", ord(key.upper()[0]), key if not modifiers else ""))
+        event = {"key": key, "code": code, "windowsVirtualKeyCode": number, "modifiers": modifiers}
+        await self.send("Input.dispatchKeyEvent", type="keyDown", **event, **({"text": text} if text else {}))
+        await self.send("Input.dispatchKeyEvent", type="keyUp", **event)
 
     async def serve(self, url: str, page: str) -> None:
         """From now on, answer this address with our page, whatever listens there: as an attacker's server did before its

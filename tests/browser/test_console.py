@@ -80,9 +80,12 @@ class Console:
     async def sign_in(self, *roles: str) -> None:
         made = await self.doors.create(*roles)
         await self.tab.open(f"{self.base}/")
+        await self.sign_in_with(made["token"])
+
+    async def sign_in_with(self, token: str) -> None:
         await self.tab.until("document.getElementById('token') !== null")
         await self.tab.run(
-            f"document.getElementById('token').value = '{made['token']}'; document.querySelector('form button').click();"
+            f"document.getElementById('token').value = '{token}'; document.querySelector('form button').click();"
         )
         await self.tab.until("document.getElementById('signed-in') !== null")
 
@@ -243,6 +246,66 @@ async def test_what_is_paused_for_everybody_is_on_every_page_until_it_is_resumed
 
         await page.tab.until("document.querySelector('.banner') === null")
         assert (await page.doors.ask("GET", "/pauses", page.doors.root))[1]["services"] == []
+
+
+async def test_a_second_visit_loads_no_file_again_and_asks_before_its_modules_run(tmp_path: Path) -> None:
+    async with console(tmp_path) as page:
+        await page.sign_in("read")
+        await page.tab.open(f"{page.base}/")
+        await page.tab.until("document.querySelector('.tile strong') !== null")
+        loaded = await page.tab.run(
+            "return performance.getEntriesByType('resource').map((each) => "
+            "({path: new URL(each.name).pathname, bytes: each.transferSize, by: each.initiatorType, at: each.startTime}))"
+        )
+        files = [each for each in loaded if each["path"].startswith("/console/")]
+        asked = [each["path"] for each in sorted(loaded, key=lambda each: each["at"]) if each not in files]
+
+        assert len(files) > 20 and [each["path"] for each in files if each["bytes"] > 0] == []
+        assert set(asked[:6]) == {"/session", "/cluster", "/deployments", "/pauses", "/services", "/statistics"}, asked
+
+
+TYPE = """
+const field = document.querySelector('.try-it textarea');
+field.value = %s;
+field.dispatchEvent(new Event('input', {bubbles: true}));
+"""
+
+
+async def test_a_handler_is_called_from_its_page_and_its_outcome_appears_there(tmp_path: Path) -> None:
+    async with console(tmp_path) as page:
+        await page.sign_in("read", "invoke")
+        await page.go("services/shop?handler=buy")
+        await page.tab.until("document.getElementById('call') !== null")
+
+        await page.tab.run(TYPE % "'{\"items\": ['")
+        await page.click("#call")
+        await page.tab.until("document.querySelector('.try-it textarea').matches(':invalid')")
+        assert (await page.doors.ask("GET", "/invocations?service=shop", page.doors.root))[1]["invocations"] == []
+        await page.tab.run(TYPE % "'{\"items\": [7]}'")
+        await page.click("#call")
+
+        await page.tab.until("document.querySelector('.started .status')?.textContent.includes('succeeded')")
+        assert '"done"' in await page.tab.run("return document.querySelector('.started .json').textContent")
+        id_ = await page.tab.run("return document.querySelector('.started').dataset.invocation")
+        journal = (await page.doors.ask("GET", f"/invocations/{id_}/journal", page.doors.root))[1]
+        assert journal["steps"][0]["outcome"] == {"value": {"items": [7]}}
+        await page.tab.run("document.querySelector('.started a[href*=\"invocations/\"]').click()")
+        await page.tab.until("document.querySelector('#status')?.textContent.includes('succeeded')")
+
+
+async def test_only_what_a_token_may_invoke_has_a_button_to_call_it(tmp_path: Path) -> None:
+    async with console(tmp_path) as page:
+        made = await page.doors.create("read", "invoke", services=("echo",))
+        await page.tab.open(f"{page.base}/")
+        await page.sign_in_with(made["token"])
+
+        await page.go("services/echo")
+        await page.shows("Try say")
+        assert await page.tab.run("return document.getElementById('call') !== null")
+        await page.go("services/shop")
+        await page.shows("Your token may not call this")
+
+        assert await page.tab.run("return document.getElementById('call')") is None
 
 
 @pytest.mark.parametrize(("width", "height"), [(1440, 900), (1024, 768), (390, 844)])

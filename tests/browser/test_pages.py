@@ -19,6 +19,7 @@ from aiohttp import web
 
 from holdfast.cluster.http.browsers import Browsers
 from holdfast.sdk import Context, Server, Service
+from holdfast.sdk.ids import NodeId
 from holdfast.statemachine.members import REMOVED
 from tests.browser.chromium import Tab, browser, find
 from tests.cluster.harness import FakeEndpoint, Handled, Script, World, eventually
@@ -159,7 +160,7 @@ class Victim:
         async with self.session.get(f"{self.admin}/invocations/{self.id}") as response:
             if (await response.json())["status"] == "completed":
                 found.add("killed an invocation")
-        if self.world.node.ground.meta.state.membership.nodes["ghost"].state == REMOVED:
+        if self.world.node.ground.meta.state.membership.nodes[NodeId("ghost")].state == REMOVED:
             found.add("removed a node")
         if len(self.world.endpoints[0].starts) > self.started:
             found.add("invoked a handler")

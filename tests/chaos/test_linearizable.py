@@ -11,18 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.chaos.history import BadHistory, Kind, Operation, Outcome, Value
-from holdfast.chaos.linearizable import (
-    AppendOnlySet,
-    GaveUp,
-    Linearizable,
-    Register,
-    Verdict,
-    Violation,
-    judge,
-    judge_register,
-    judge_set,
-    search,
-)
+from holdfast.chaos.judgement import GaveUp, Linearizable, Verdict, Violation
+from holdfast.chaos.linearizable import AppendOnlySet, Register, judge, judge_register, search
+from holdfast.chaos.linearizable_sets import judge_set
 
 OK, FAIL, INFO = Outcome.OK, Outcome.FAIL, Outcome.INFO
 

@@ -32,17 +32,21 @@ def heard_of(number: int, leader: str, members: str = "n1 n2 n3", epoch: int = 1
 
 def test_a_replica_knows_the_leader_better_than_other_nodes(tmp_path: Path) -> None:
     cluster = NodeCluster(tmp_path, nodes=5, replication=3)
-    cluster._views = {"n1": view(hosted(0, "n1", 3)), "n2": view(hosted(0, "n2", 4)), "n5": view(heard_of(0, "n3"))}
+    cluster.views.by_node = {
+        "n1": view(hosted(0, "n1", 3)),
+        "n2": view(hosted(0, "n2", 4)),
+        "n5": view(heard_of(0, "n3")),
+    }
 
-    assert cluster.leaders() == {0: "n2"}
-    assert cluster.led_by("n2") == [0] and cluster.led_by("n3") == []
+    assert cluster.views.leaders() == {0: "n2"}
+    assert cluster.views.led_by("n2") == [0] and cluster.views.led_by("n3") == []
 
 
 def test_the_newest_epoch_determines_the_members(tmp_path: Path) -> None:
     cluster = NodeCluster(tmp_path, nodes=5)
-    cluster._views = {"n1": view(hosted(0, "n1", 3)), "n5": view(heard_of(0, "n1", "m99 n1 n3", epoch=2))}
+    cluster.views.by_node = {"n1": view(hosted(0, "n1", 3)), "n5": view(heard_of(0, "n1", "m99 n1 n3", epoch=2))}
 
-    assert cluster.members() == {0: ["m99", "n1", "n3"]}
+    assert cluster.views.members() == {0: ["m99", "n1", "n3"]}
 
 
 async def test_a_client_of_a_node_that_is_gone_for_ever_asks_another(tmp_path: Path) -> None:
@@ -90,7 +94,7 @@ class Careless(NodeCluster):
 async def test_a_drained_node_that_leads_on_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(member_faults, "MOVED_S", 0.0)
     cluster = Careless(tmp_path)
-    cluster._views = {"n1": view(hosted(0, "n1", 3))}
+    cluster.views.by_node = {"n1": view(hosted(0, "n1", 3))}
     fault = Drain(Target.LEADER, random.Random(1))
 
     await fault.begin(cluster)
@@ -118,16 +122,16 @@ async def test_a_node_that_forgot_and_is_let_in_and_one_that_is_not_replaced_are
 async def test_a_store_that_is_not_used_again_and_a_replica_that_stays_behind_are_found(tmp_path: Path) -> None:
     cluster = Careless(tmp_path)
     here = {"here": True, "applied": 7, "snapshot": {}}
-    cluster._views = {
+    cluster.views.by_node = {
         name: {
             **view(hosted(0, "n1", 1) | here | ({"applied": 5} if name == "n3" else {})),
             "snapshots": {"error": None},
         }
         for name in cluster.names
     }
-    assert cluster.behind() == ["partition 0 on n3 is at entry 5, and another replica at 7"]
-    assert cluster.store_errors() == {}
+    assert cluster.views.behind(cluster.names) == ["partition 0 on n3 is at entry 5, and another replica at 7"]
+    assert cluster.views.store_errors() == {}
 
-    cluster._views["n2"]["snapshots"]["error"] = "no route"
+    cluster.views.by_node["n2"]["snapshots"]["error"] = "no route"
 
-    assert cluster.store_errors() == {"n2": "no route"}
+    assert cluster.views.store_errors() == {"n2": "no route"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 
-from holdfast.chaos.cluster import Outage
+from holdfast.chaos.outage import Outage
 from holdfast.chaos.report import Card, page, timeline
 from holdfast.chaos.verdict import Window
 from holdfast.chaos.workloads import Ask

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from holdfast.chaos import verdict
-from holdfast.chaos.cluster import Outage
 from holdfast.chaos.oracle import Effect
+from holdfast.chaos.outage import Outage
 from holdfast.chaos.verdict import Weather, Window
 from holdfast.chaos.workloads import Ask, Failed
 

@@ -13,8 +13,9 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from holdfast.cli.main import main
-from tests.cluster.harness import PATIENCE_S
+from tests.cluster.harness import PATIENCE_S, echo
 from tests.cluster.serving import Serving, serving
+from tests.cluster.test_three_nodes import Three, three
 
 
 class Cli:
@@ -53,6 +54,31 @@ def running(path: Path, **settings: Any) -> Iterator[Cli]:
         try:
             async with serving(path, **settings) as at:
                 ready.append(Cli(at, asyncio.get_running_loop()))
+                started.set()
+                await asyncio.to_thread(over.wait)
+        finally:
+            started.set()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    started.wait()
+    try:
+        yield ready[0]
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def three_nodes(path: Path) -> Iterator[tuple[Three, asyncio.AbstractEventLoop]]:
+    """Three nodes in another thread, with its loop."""
+    ready: list[tuple[Three, asyncio.AbstractEventLoop]] = []
+    started, over = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        try:
+            async with three(path, {"echo/say": echo}) as cluster:
+                ready.append((cluster, asyncio.get_running_loop()))
                 started.set()
                 await asyncio.to_thread(over.wait)
         finally:

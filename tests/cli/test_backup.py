@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,7 +67,9 @@ def test_ctrl_c_cancels_a_backup_and_removes_its_files(cli: Cli, place: Path, mo
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli.at.node.serving.backups, "_sent", forever)
-    monkeypatch.setattr("holdfast.cli.backup.time.sleep", interrupt)
+    # Not the sleep of all threads.
+    here = SimpleNamespace(sleep=interrupt, monotonic=time.monotonic)
+    monkeypatch.setattr("holdfast.cli.backup.time", here)
 
     result = cli.run("backup", "--to", str(place))
 

@@ -21,7 +21,7 @@ from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.node import Node
 from holdfast.cluster.partition.door import Partition
 from holdfast.sdk import Context, ObjectContext, Server, Service, VirtualObject
-from holdfast.sdk.ids import InvocationId, format_id, partition_of
+from holdfast.sdk.ids import InvocationId, PartitionNumber, format_id, partition_of
 from holdfast.statemachine import queries, survey
 from holdfast.statemachine.effects import STATUS_NAMES, Status
 from holdfast.statemachine.queries import Filter
@@ -97,7 +97,12 @@ class Books:
     async def leader(self, number: int) -> Seat:
         def leading() -> Seat | None:
             return next(
-                (seat for seat in self.seats.values() if seat.up and seat.node.serving.router.leads(number)), None
+                (
+                    seat
+                    for seat in self.seats.values()
+                    if seat.up and seat.node.serving.router.leads(PartitionNumber(number))
+                ),
+                None,
             )
 
         found: Seat = await eventually(leading, f"a leader of partition {number}")
@@ -105,7 +110,11 @@ class Books:
 
     def freshest(self, number: int) -> Partition:
         """The replica that applied the most. It holds the leader's entries, and exists even without a leader."""
-        replicas = [node.ground.replicas.hosted[number] for node in self.nodes if number in node.ground.replicas.hosted]
+        replicas = [
+            node.ground.replicas.hosted[PartitionNumber(number)]
+            for node in self.nodes
+            if number in node.ground.replicas.hosted
+        ]
         return max(replicas, key=lambda replica: replica.machine.applied)
 
     # -- clients

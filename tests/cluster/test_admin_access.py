@@ -13,10 +13,13 @@ from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.handlers.health import Health
 from holdfast.cluster.http.access import Principal
 from holdfast.cluster.http.exchange import Request, split_target
+from holdfast.sdk.ids import DeploymentId
 from holdfast.statemachine.access import ADMIN, OPERATE, READ
 from tests.cluster.test_tokens import one
 
-REFUSED = Health("n1", "dp_1", "http://10.0.0.9:22", 5, 3, "Connect call failed ('10.0.0.9', 22)", 9, 0, 4)
+REFUSED = Health(
+    "n1", DeploymentId("dp_1"), "http://10.0.0.9:22", 5, 3, "Connect call failed ('10.0.0.9', 22)", 9, 0, 4
+)
 
 
 def asked_by(*roles: str) -> AdminRequest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from holdfast.cluster.backup import job as backup_module
 from holdfast.cluster.backup.job import Backups, read_place
 from holdfast.cluster.partition.hold import Hold
 from holdfast.sdk import Server
-from holdfast.sdk.ids import partition_of
+from holdfast.sdk.ids import PartitionNumber, partition_of
 from holdfast.sdk.journal import Op
 from holdfast.snapshots.backups import Interrupted, Manifest, find_backup, list_backups, verify_backup
 from holdfast.snapshots.directory import DirectoryStore
@@ -181,12 +181,12 @@ async def test_a_leader_that_moves_in_the_middle_only_costs_a_round(
     hold = backups._hold
     moved: list[str] = []
 
-    async def hold_and_move(token: str, by_node: dict[str, list[int]]) -> None:
+    async def hold_and_move(token: str, by_node: Mapping[str, list[PartitionNumber]]) -> None:
         await hold(token, by_node)
         if not moved:
             leader = await it.leader(2)
             moved.append(leader.name)
-            await leader.node.serving.handover.transfer(2, None, leader.name)
+            await leader.node.serving.handover.transfer(PartitionNumber(2), None, leader.name)
 
     monkeypatch.setattr(backups, "_hold", hold_and_move)
 
@@ -319,7 +319,7 @@ async def test_abandoned_copies_are_released(tmp_path: Path, server: Server, mon
 
         await eventually(lambda: not copies._rounds and not leftovers(it), "no copies")
 
-        it.nodes[0].ground.replicas.hosted[0].state.grow()  # There are no readers.
+        it.nodes[0].ground.replicas.hosted[PartitionNumber(0)].state.grow()  # There are no readers.
 
 
 async def test_copies_of_a_killed_node_are_removed_when_it_restarts(tmp_path: Path) -> None:

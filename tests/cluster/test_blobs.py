@@ -12,7 +12,7 @@ import aiohttp
 
 from holdfast.cluster.partition.door import Partition
 from holdfast.sdk import Context, ObjectContext, Service, VirtualObject
-from holdfast.sdk.ids import parse_id
+from holdfast.sdk.ids import PartitionNumber, parse_id
 from holdfast.sdk.journal import Op
 from holdfast.sdk.server import Server
 from holdfast.statemachine import queries, refs, tables
@@ -271,7 +271,7 @@ async def test_a_leader_that_dies_in_the_middle_of_staging_costs_the_client_noth
             client, killed = Client(living, http), asyncio.Event()
             submit = living.node.serving.router._submit
 
-            async def halted(number: int, command: Command, *more: Any, **named: Any) -> Result:
+            async def halted(number: PartitionNumber, command: Command, *more: Any, **named: Any) -> Result:
                 if isinstance(command, PutBlob) and command.index >= 10:
                     await killed.wait()
                 return await submit(number, command, *more, **named)

@@ -18,7 +18,7 @@ from holdfast.cluster.values.staging import (
     pieces_of,
 )
 from holdfast.sdk.frames import Journal, StepFrame
-from holdfast.sdk.ids import InvocationId, parse_id
+from holdfast.sdk.ids import InvocationId, PartitionNumber, parse_id
 from holdfast.sdk.journal import Op, unpack_step
 from holdfast.statemachine import queries, refs
 from holdfast.statemachine.blobs import CHUNK_BYTES
@@ -263,7 +263,10 @@ async def test_pieces_of_one_value_are_put_a_few_at_a_time_and_equal_values_one_
     value = bytes(40 * CHUNK_BYTES)
     values = [value, value[1:], value[2:], value]
     lights = await asyncio.gather(
-        *(stager.detach(0, Complete(InvocationId(bytes(16)), 1, [0, each], None), put) for each in values)
+        *(
+            stager.detach(PartitionNumber(0), Complete(InvocationId(bytes(16)), 1, [0, each], None), put)
+            for each in values
+        )
     )
 
     assert most <= WINDOW_CHUNKS and len(seen) == 3 * 40
@@ -285,7 +288,7 @@ async def test_a_piece_that_cannot_be_put_fails_the_whole_and_frees_the_way(tmp_
         return pieces_of(stored)
 
     with pytest.raises(ConnectionError):
-        await stager.stage(0, ref, source, put)
+        await stager.stage(PartitionNumber(0), ref, source, put)
     failing[0] = False
-    await stager.stage(0, ref, source, put)
+    await stager.stage(PartitionNumber(0), ref, source, put)
     assert stager.staged == 1

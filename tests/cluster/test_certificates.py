@@ -21,9 +21,8 @@ from cryptography.hazmat.primitives.serialization import (
 
 from holdfast.cli.authority import Pair, make_authority, make_for_node
 from holdfast.cluster.advice import find_faults
-from holdfast.cluster.certificates import Certificates
+from holdfast.cluster.certificates import Certificates, of_certificates
 from holdfast.cluster.config import BadConfig, Config, build
-from holdfast.cluster.observe.metrics import of_certificates
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 NOW_MS = int(NOW.timestamp() * 1000)

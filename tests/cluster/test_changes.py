@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.cluster.events.positions import BadPositions, Encoder, OtherCluster
 from holdfast.cluster.partition.changes import ALL, KEPT_MAX, KEPT_MIN, Changes, Position, Row, Slice
+from holdfast.sdk.ids import PartitionNumber
 
 PARTITIONS = 4096  # So that each keeps the fewest.
 
@@ -94,7 +95,7 @@ def test_an_id_says_exactly_what_was_read(places: list[Position | None], data: s
     place = data.draw(positions.filter(lambda each: each is not None))
     assert place is not None
 
-    text = Encoder.encode_at(encoder.around(places, number), number, place)
+    text = Encoder.encode_at(encoder.around(places, PartitionNumber(number)), PartitionNumber(number), place)
 
     assert encoder.decode(encoder.encode(places)) == places
     assert encoder.decode(text) == [*places[:number], place, *places[number + 1 :]]

@@ -9,12 +9,13 @@ import aiohttp
 import pytest
 
 from holdfast import console
-from holdfast.cluster.admin.pages import INDEX, TYPES, read_files
+from holdfast.cluster.admin.pages import INDEX, KEPT, TYPES, read_files, versioned
 from holdfast.cluster.http.browsers import ADMIN_HEADERS
 from tests.cluster.test_tokens import one
 
 FOLDER = Path(console.__file__).parent
 FILES = read_files(FOLDER)
+VERSION, SERVED = versioned(FILES)
 OURS = [name for name in FILES if not name.startswith("vendor/")]
 JAVASCRIPT_BYTES_MAX = 250_000
 LINE_MAX = 600  # as for Python
@@ -38,7 +39,7 @@ def target_of(name: str, reference: str) -> str:
 
 
 REFERENCES = [
-    *((INDEX, found) for found in re.findall(r'(?:src|href)="([^"]+)"', text_of(INDEX))),
+    *((INDEX, found) for found in re.findall(r'(?:src|href)="(/console/[^"]+)"', text_of(INDEX))),
     *(
         (name, found)
         for name in FILES
@@ -53,7 +54,7 @@ async def test_every_file_is_served_with_its_type_and_checked_again_each_time(tm
     async with one(tmp_path) as (world, _), aiohttp.ClientSession() as session:
         assert world.node.doors.admin is not None
         base = f"http://127.0.0.1:{world.node.doors.admin.port}"
-        for name, file in FILES.items():
+        for name, file in SERVED.items():
             url = f"{base}/" if name == INDEX else f"{base}/console/{name}"
 
             async with session.get(url) as response:
@@ -66,6 +67,30 @@ async def test_every_file_is_served_with_its_type_and_checked_again_each_time(tm
             assert response.headers["Cache-Control"] == "no-cache" and response.headers["ETag"] == file.etag
             assert response.headers["Content-Security-Policy"] == ADMIN_HEADERS["Content-Security-Policy"]
             assert (again.status, rest) == (304, b"") and again.headers["ETag"] == file.etag
+
+
+async def test_browsers_keep_files_whose_address_has_our_version_and_no_others(tmp_path: Path) -> None:
+    async with one(tmp_path) as (world, _), aiohttp.ClientSession() as session:
+        assert world.node.doors.admin is not None
+        base = f"http://127.0.0.1:{world.node.doors.admin.port}"
+        async with session.get(f"{base}/") as response:
+            first = await response.text()
+        named = [each for each in re.findall(r'(?:src|href)="([^"]+)"', first) if each != "/session"]
+        assert len(named) > 20 and all(each.startswith(f"/console/{VERSION}/") for each in named)
+        for each in named:
+            async with session.get(base + each) as response:
+                assert (response.status, response.headers["Cache-Control"]) == (200, KEPT), each
+            async with session.get(base + each.replace(VERSION, "0123456789abcdef")) as response:
+                assert (response.status, response.headers["Cache-Control"]) == (200, "no-cache"), (
+                    "a page of another release goes on working"
+                )
+
+
+def test_another_content_is_another_version() -> None:
+    changed = {**FILES, "lib/api.js": FILES["lib/api.js"]._replace(etag='"other"')}
+
+    assert versioned(changed)[0] != VERSION
+    assert versioned(changed)[1][INDEX].etag != SERVED[INDEX].etag
 
 
 @pytest.mark.parametrize(
@@ -90,18 +115,34 @@ def test_every_file_is_used() -> None:
     assert FILES.keys() - used == set()
 
 
-def test_the_first_page_names_its_modules_so_that_they_load_at_once() -> None:
-    """Otherwise each import of an import would wait for the one before."""
-    preloaded = set(re.findall(r'modulepreload" href="/console/([^"]+)"', text_of(INDEX)))
-    needed, todo = set(), ["app.js"]
+def imported(module: str) -> set[str]:
+    """The modules that it imports, and those that they import."""
+    needed: set[str] = set()
+    todo = [module]
     while todo:
         name = todo.pop()
         for found in re.findall(r'\bfrom\s*"([^"]+)"', text_of(name)):
             if (target := target_of(name, found)) not in needed:
                 needed.add(target)
                 todo.append(target)
+    return needed
 
-    assert preloaded == needed
+
+def test_the_first_page_names_its_modules_so_that_they_load_at_once() -> None:
+    """Otherwise each import of an import would wait for the one before."""
+    preloaded = set(re.findall(r'modulepreload" href="/console/([^"]+)"', text_of(INDEX)))
+
+    assert preloaded == imported("app.js")
+
+
+def test_the_modules_of_a_page_are_named_so_that_they_load_with_the_first_ones() -> None:
+    preloaded = set(re.findall(r'modulepreload" href="/console/([^"]+)"', text_of(INDEX)))
+    parts = dict(re.findall(r'^    (\w+): "([^"]+)",$', text_of("start.js"), re.MULTILINE))
+    pages = dict(re.findall(r'^  (\w+): \(\) => import\("./([^"]+)"\)', text_of("app.js"), re.MULTILINE))
+
+    assert {name: {f"{part}.js" for part in text.split()} for name, text in parts.items()} == {
+        name: (imported(page) | {page}) - preloaded for name, page in pages.items()
+    }
 
 
 def test_nothing_is_loaded_from_elsewhere() -> None:

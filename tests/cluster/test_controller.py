@@ -9,7 +9,10 @@ from typing import Any
 from holdfast.cluster.members.controller import Controller
 from holdfast.cluster.peers.rpc import Rpc
 from holdfast.log.errors import NotLeader
+from holdfast.sdk.ids import NodeId
 from holdfast.statemachine.members import ACTIVE, REMOVED, Member, Membership
+
+N3 = NodeId("n3")
 
 
 class Meta:
@@ -35,13 +38,13 @@ class Meta:
 def controller(meta: Any, membership: Membership) -> Controller:
     nobody: Any = None
     return Controller(
-        "n1",
+        NodeId("n1"),
         {},
         Rpc(lambda *_: False),
         nobody,
         meta_group=lambda: meta,
         membership=lambda: membership,
-        connected=lambda: {"n2", "n3"},
+        connected=lambda: {NodeId("n2"), N3},
         leader=lambda _: None,
         propose=nobody,
     )
@@ -50,7 +53,7 @@ def controller(meta: Any, membership: Membership) -> Controller:
 def three_nodes() -> Membership:
     membership = Membership()
     for name in ("n1", "n2", "n3"):
-        membership.nodes[name] = Member(name, "", f"{name}:1", state=ACTIVE)
+        membership.nodes[NodeId(name)] = Member(NodeId(name), "", f"{name}:1", state=ACTIVE)
     return membership
 
 
@@ -67,7 +70,7 @@ async def test_a_node_that_was_removed_while_it_caught_up_gets_no_vote() -> None
     meta, membership = Meta(), three_nodes()
 
     def removed() -> None:
-        membership.nodes["n3"] = membership.nodes["n3"]._replace(state=REMOVED)
+        membership.nodes[N3] = membership.nodes[N3]._replace(state=REMOVED)
 
     meta.ready = removed
 
@@ -88,7 +91,7 @@ async def test_a_new_node_gets_no_vote_while_an_entry_that_may_remove_it_is_not_
 async def test_a_member_that_was_removed_leaves_though_entries_are_not_applied() -> None:
     meta, membership = Meta(), three_nodes()
     meta.members = ("n1", "n2", "n3")
-    membership.nodes["n3"] = membership.nodes["n3"]._replace(state=REMOVED)
+    membership.nodes[N3] = membership.nodes[N3]._replace(state=REMOVED)
     meta.last += 1
 
     assert await controller(meta, membership)._change_meta()

@@ -208,7 +208,17 @@ async def test_secrets_are_in_no_log_metric_error_or_trace(tmp_path: Path, caplo
         token = (await doors.create("admin"))["token"]
         stranger = make_token()[1]
         seen: list[str] = []
-        for path in ("/metrics", "/cluster", "/tokens", "/audit", "/openapi.json", "/health", "/", "/nothing/at/all"):
+        for path in (
+            "/metrics",
+            "/cluster",
+            "/tokens",
+            "/audit",
+            "/logs",
+            "/openapi.json",
+            "/health",
+            "/",
+            "/nothing/at/all",
+        ):
             for each in (token, doors.root, stranger):
                 seen.append(str(await doors.ask("GET", path, each)))
         for path in (

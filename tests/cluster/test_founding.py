@@ -15,6 +15,7 @@ from holdfast.cluster.config import BadConfig, Config, HostPort
 from holdfast.cluster.members.founding import Founding, open_founding, write_founding
 from holdfast.cluster.node import Node
 from holdfast.log.errors import WrongDirectory
+from holdfast.sdk.ids import NodeId
 from tests.cluster.harness import FAST, PATIENCE_S, World, eventually
 from tests.ports import free_ports
 from tests.promises.processes import Node as Process
@@ -167,7 +168,7 @@ def test_a_directory_remembers_its_founders(tmp_path: Path) -> None:
     ],
 )
 def test_a_foreign_directory_is_refused(tmp_path: Path, settings: dict[str, Any], sentence: str) -> None:
-    write_founding(tmp_path, Founding("holdfast", "n1", ("n1",)))
+    write_founding(tmp_path, Founding("holdfast", NodeId("n1"), (NodeId("n1"),)))
 
     with pytest.raises(WrongDirectory, match=sentence):
         open_founding(Config(data=tmp_path, **settings))

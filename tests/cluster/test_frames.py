@@ -29,7 +29,7 @@ from holdfast.sdk.frames import (
     Waiting,
     decode_batch,
 )
-from holdfast.sdk.ids import InvocationId, child_id, idempotent_id, workflow_id
+from holdfast.sdk.ids import DeploymentId, InvocationId, child_id, idempotent_id, workflow_id
 from holdfast.sdk.journal import (
     Op,
     ProtocolError,
@@ -50,14 +50,16 @@ from holdfast.statemachine.machine import apply
 from holdfast.statemachine.memory import Memory
 from holdfast.statemachine.state import State
 
+DP_1 = DeploymentId("dp_1")
+
 ID = InvocationId(bytes(range(16)))
 
 
 class Directory:
     targets = {  # noqa: RUF012
-        ("plain", "go"): Target("plain", "go", "service", Mode.PLAIN, "dp_1", Options()),
-        ("kv", "put"): Target("kv", "put", "object", Mode.EXCLUSIVE, "dp_1", Options()),
-        ("flow", "run"): Target("flow", "run", "workflow", Mode.WORKFLOW, "dp_1", Options()),
+        ("plain", "go"): Target("plain", "go", "service", Mode.PLAIN, DP_1, Options()),
+        ("kv", "put"): Target("kv", "put", "object", Mode.EXCLUSIVE, DP_1, Options()),
+        ("flow", "run"): Target("flow", "run", "workflow", Mode.WORKFLOW, DP_1, Options()),
     }
 
     def find(self, service: str, handler: str) -> Target | None:

@@ -18,6 +18,8 @@ from holdfast.cluster.config import HostPort
 from holdfast.cluster.members import controller, leftovers
 from holdfast.log.errors import NoRoomHere
 from holdfast.log.host import Host
+from holdfast.log.messages import GroupId
+from holdfast.sdk.ids import NodeId, PartitionNumber
 from tests.cluster.harness import PATIENCE_S, FakeEndpoint, eventually
 from tests.cluster.load import COUNTER, Load
 from tests.cluster.test_store_faults import place
@@ -54,7 +56,7 @@ class Growing:
     def urls(self) -> list[str]:
         return [seat.node.doors.urls.ingress for seat in self.up()]
 
-    def table(self) -> dict[int, tuple[str, ...]]:
+    def table(self) -> dict[PartitionNumber, tuple[NodeId, ...]]:
         """The table that all running nodes agree on; empty if they do not agree yet."""
         tables = [
             {number: each.members for number, each in seat.node.ground.meta.state.membership.table.items()}
@@ -274,14 +276,18 @@ async def test_a_new_member_joins_by_snapshot(tmp_path: Path, source: str, reque
         async with Load(cluster.urls) as load:
             await load.more(30)
             old = cluster.up()
-            await asyncio.gather(*(seat.node.ground.snapshots.keepers[2].create() for seat in old))
+            await asyncio.gather(*(seat.node.ground.snapshots.keepers[GroupId(2)].create() for seat in old))
             await eventually(
-                lambda: all(seat.node.ground.replicas.hosted[0].group.status().base > 0 for seat in old), "trimmed logs"
+                lambda: all(
+                    seat.node.ground.replicas.hosted[PartitionNumber(0)].group.status().base > 0 for seat in old
+                ),
+                "trimmed logs",
             )
-            leader = next(seat for seat in old if seat.node.ground.replicas.hosted[0].group.is_leader)
+            leader = next(seat for seat in old if seat.node.ground.replicas.hosted[PartitionNumber(0)].group.is_leader)
             if stores:
                 await eventually(
-                    lambda: leader.node.ground.snapshots.keepers[2].published is not None, "a published snapshot"
+                    lambda: leader.node.ground.snapshots.keepers[GroupId(2)].published is not None,
+                    "a published snapshot",
                 )
             await cluster.add("n4")
             leaving = next(seat.name for seat in old if seat is not leader)
@@ -290,7 +296,7 @@ async def test_a_new_member_joins_by_snapshot(tmp_path: Path, source: str, reque
             await load.more(30)
 
         assert load.errors == []
-        assert cluster.seats["n4"].node.ground.snapshots.keepers[2].installs >= 1
+        assert cluster.seats["n4"].node.ground.snapshots.keepers[GroupId(2)].installs >= 1
         assert (leader.node.ground.snapshots.bytes_served == 0) == (source == "S3"), "the store spares the leader"
 
 
@@ -299,11 +305,12 @@ async def test_a_node_that_lost_its_state_while_members_changed_takes_part_again
         async with Load(cluster.urls) as load:
             await load.more(30)
         old = cluster.up()
-        await asyncio.gather(*(seat.node.ground.snapshots.keepers[2].create() for seat in old))
+        await asyncio.gather(*(seat.node.ground.snapshots.keepers[GroupId(2)].create() for seat in old))
         await eventually(
-            lambda: all(seat.node.ground.replicas.hosted[0].group.status().base > 0 for seat in old), "trimmed logs"
+            lambda: all(seat.node.ground.replicas.hosted[PartitionNumber(0)].group.status().base > 0 for seat in old),
+            "trimmed logs",
         )
-        leader = next(seat for seat in old if seat.node.ground.replicas.hosted[0].group.is_leader)
+        leader = next(seat for seat in old if seat.node.ground.replicas.hosted[PartitionNumber(0)].group.is_leader)
         away, leaving = (seat for seat in old if seat is not leader)
         await cluster.add("n4")
         await away.kill()
@@ -314,11 +321,11 @@ async def test_a_node_that_lost_its_state_while_members_changed_takes_part_again
 
         await away.start()
 
-        goal = leader.node.ground.replicas.hosted[0].group.status().commit
+        goal = leader.node.ground.replicas.hosted[PartitionNumber(0)].group.status().commit
         await eventually(
             lambda: (
                 0 in away.node.ground.replicas.hosted
-                and away.node.ground.replicas.hosted[0].group.status().applied >= goal
+                and away.node.ground.replicas.hosted[PartitionNumber(0)].group.status().applied >= goal
             )
         )
         shown = await cluster.admin("GET", "/services/counter/key 1/state", at=away.name)

@@ -10,6 +10,7 @@ from holdfast.cluster.members.handover import Handover, _Hold
 from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.peers.rpc import Rpc
 from holdfast.log.node import Group
+from holdfast.sdk.ids import NodeId, PartitionNumber
 
 
 class Undecided:
@@ -33,7 +34,7 @@ async def test_a_transfer_that_the_log_gave_up_is_not_waited_for() -> None:
     """The partition is held during the transfer: no attempt begins."""
     nobody: Any = None
     handover = Handover(
-        "n1",
+        NodeId("n1"),
         {},
         Rpc(lambda *_: False),
         meta_group=lambda: nobody,
@@ -68,7 +69,7 @@ class Held:
 
 async def test_a_partition_is_not_held_for_a_newcomer_that_fell_behind_again() -> None:
     """The log asks only once: waiting for its answer must not keep attempts from beginning."""
-    leadership, moving = Held(), set[int]()
+    leadership, moving = Held(), set[PartitionNumber]()
     group = SimpleNamespace(is_leader=True, nudge=lambda: None)
     partition = cast(Partition, SimpleNamespace(number=3, leadership=leadership, group=group))
     hold = _Hold(partition, moving)

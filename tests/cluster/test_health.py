@@ -5,9 +5,11 @@ from typing import Any
 
 from holdfast.cluster.handlers.health import Health, Healths
 from holdfast.cluster.peers.rpc import Rpc
-from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.ids import DeploymentId, InvocationId
 
-SEEN = Health("n1", "dp_1", "http://h:1", 0, 0, "", 0, 3, 0)
+DP_1 = DeploymentId("dp_1")
+
+SEEN = Health("n1", DP_1, "http://h:1", 0, 0, "", 0, 3, 0)
 
 
 class Seen:
@@ -20,8 +22,8 @@ class Seen:
         return self._health._replace(node=node)
 
 
-def seen(**healths: Health) -> dict[str, Seen]:
-    return {name: Seen(health) for name, health in healths.items()}
+def seen(**healths: Health) -> dict[DeploymentId, Seen]:
+    return {DeploymentId(id_): Seen(health) for id_, health in healths.items()}
 
 
 def net(*names: str) -> dict[str, Rpc]:
@@ -53,9 +55,9 @@ def test_every_node_reports_what_it_sees_and_silent_or_older_ones_are_left_out()
         first, _ = healths("n1", SEEN), healths("n2", down)
 
         assert first.here() == [SEEN]
-        assert await first.everywhere("dp_1") == [SEEN, down._replace(node="n2")]
+        assert await first.everywhere(DP_1) == [SEEN, down._replace(node="n2")]
         assert await first.everywhere() == [SEEN, down._replace(node="n2")]
-        assert await first.everywhere("dp_2") == []
+        assert await first.everywhere(DeploymentId("dp_2")) == []
 
     asyncio.run(run())
 

@@ -12,6 +12,7 @@ from holdfast.cluster import ground as cluster_ground
 from holdfast.cluster.handlers.dispatch import Limits
 from holdfast.cluster.registry.machine import Target
 from holdfast.log.errors import NotLeader
+from holdfast.sdk.ids import DeploymentId
 from holdfast.sdk.journal import Op
 from holdfast.statemachine.commands import Resume
 from holdfast.statemachine.effects import Status
@@ -135,7 +136,7 @@ def test_an_invocation_of_a_deployment_unknown_to_the_node_waits_until_it_is_kno
                 if asked == 1:
                     raise NotLeader(None)
 
-            def heard(deployment: str, service: str, handler: str) -> Target | None:
+            def heard(deployment: DeploymentId, service: str, handler: str) -> Target | None:
                 return target(deployment, service, handler) if asked > 1 else None
 
             it.node.ground.registry.target = heard  # type: ignore[method-assign]

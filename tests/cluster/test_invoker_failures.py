@@ -17,6 +17,7 @@ from holdfast.sdk.frames import (
     Suspend,
     encode_batch,
 )
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.sdk.journal import Op, unpack_step
 from holdfast.statemachine.commands import Command, Deliver
 from tests.cluster.harness import Handled, echo, eventually, three_steps, world
@@ -93,7 +94,7 @@ def test_an_error_of_the_node_costs_an_attempt_and_not_an_invocation(tmp_path: P
                     raise MemoryError
                 return build(*given, **more)
 
-            async def cannot_submit(number: int, command: Command, **more: Any) -> Any:
+            async def cannot_submit(number: PartitionNumber, command: Command, **more: Any) -> Any:
                 if type(command) is Deliver and failed.count("deliver") < 2:
                     failed.append("deliver")
                     raise MemoryError

@@ -15,7 +15,7 @@ from holdfast.cluster.leading.leadership import Leadership, limits_of
 from holdfast.cluster.node import Node
 from holdfast.cluster.partition.machine import Waiter
 from holdfast.log.errors import ProposalError
-from holdfast.sdk.ids import InvocationId, partition_of
+from holdfast.sdk.ids import InvocationId, PartitionNumber, partition_of
 from holdfast.sdk.journal import Op
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import Command, Complete, Invoke, Mode
@@ -154,7 +154,7 @@ def test_messages_in_an_outbox_are_delivered_once_after_a_restart(tmp_path: Path
         waiting = 0
         for partition in it.node.partitions:
             with partition.state.read() as txn:
-                waiting += sum(len(queries.outbox(txn, target, 0, 100)[1]) for target in range(4))
+                waiting += sum(len(queries.outbox(txn, PartitionNumber(target), 0, 100)[1]) for target in range(4))
         assert waiting > 0
 
         await it.restart()

@@ -9,6 +9,7 @@ import pytest
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.routing import merging
 from holdfast.cluster.routing.merging import Slice, format_cursor, merge, parse_cursor
+from holdfast.sdk.ids import numbers_of
 
 
 class Lists:
@@ -41,7 +42,7 @@ async def test_pages_have_every_row_once_and_in_order(seed: int, slices: int, mo
     after: bytes | None = b""
     pages = 0
     while after is not None:
-        rows, after = await merge(range(4), after, 5, lists.read)
+        rows, after = await merge(numbers_of(4), after, 5, lists.read)
         assert len(rows) <= 5
         found += rows
         pages += 1
@@ -60,7 +61,7 @@ async def test_a_page_without_rows_gets_further(monkeypatch: pytest.MonkeyPatch)
     after: bytes | None = b""
     pages = 0
     while after is not None:
-        rows, after = await merge(range(4), after, 5, read)
+        rows, after = await merge(numbers_of(4), after, 5, read)
         assert rows == []
         pages += 1
 

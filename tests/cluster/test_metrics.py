@@ -11,7 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.cluster.histogram import Histogram
 from holdfast.cluster.node import Node
-from holdfast.cluster.observe.metrics import STATES
+from holdfast.cluster.observe.node_metrics import STATES
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.statemachine import queries
 from tests.cluster.harness import PATIENCE_S, Handled, eventually
 from tests.cluster.serving import Serving, run
@@ -165,7 +166,7 @@ def test_elections_leaders_and_due_timers_are_reported(tmp_path: Path) -> None:
         assert found.value("holdfast_partition_outbox_messages") == 0
 
         def due(number: int) -> int:
-            with at.node.ground.replicas.hosted[number].state.read() as txn:
+            with at.node.ground.replicas.hosted[PartitionNumber(number)].state.read() as txn:
                 return queries.due_timers(txn, at.node.environment.clock.now_ms() + 7_200_000, 10)[0]
 
         await at.send("flaky/fail")

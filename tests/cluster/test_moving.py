@@ -13,6 +13,7 @@ import aiohttp
 
 from holdfast.cluster.node import Node
 from holdfast.sdk import Context, Server, Service, current_step
+from holdfast.sdk.ids import NodeId, PartitionNumber
 from tests.cluster.harness import PATIENCE_S, eventually
 from tests.cluster.load import COUNTER
 from tests.cluster.test_growing import Growing, growing
@@ -90,7 +91,10 @@ def _url(cluster: Three | Growing, number: int) -> str:
 
 
 def terms(cluster: Three) -> list[int]:
-    return [max(seat.node.ground.replicas.hosted[number].group.term for seat in cluster.up()) for number in range(3)]
+    return [
+        max(seat.node.ground.replicas.hosted[PartitionNumber(number)].group.term for seat in cluster.up())
+        for number in range(3)
+    ]
 
 
 async def test_a_leadership_that_moves_repeats_no_step(tmp_path: Path) -> None:
@@ -108,7 +112,7 @@ async def test_a_leadership_that_moves_repeats_no_step(tmp_path: Path) -> None:
                     leader = (await cluster.leader(turn % 3)).node
                     others = [name for name in cluster.seats if name != leader.config.node]
                     moved += await leader.serving.handover.move(
-                        leader.ground.replicas.hosted[turn % 3], others[turn % 2], patient=True
+                        leader.ground.replicas.hosted[PartitionNumber(turn % 3)], others[turn % 2], patient=True
                     )
 
         await flows.while_clients_run(cluster, move)
@@ -137,7 +141,7 @@ async def test_a_partition_with_a_running_step_is_moved_on_request_but_not_for_b
 
     async with three_and(service, tmp_path, partitions=1) as cluster:
         seat = await cluster.leader(0)
-        handover, partition = seat.node.serving.handover, seat.node.ground.replicas.hosted[0]
+        handover, partition = seat.node.serving.handover, seat.node.ground.replicas.hosted[PartitionNumber(0)]
         calling = asyncio.ensure_future(seat.call("long/run"))
         await begun.wait()
         successor = next(name for name in cluster.seats if name != seat.name)
@@ -159,7 +163,8 @@ async def test_nodes_that_stop_at_the_same_time_do_not_hand_back_and_forth(tmp_p
         last = cluster.seats["n3"]
         stopping = [cluster.seats["n1"], cluster.seats["n2"]]
         terms = {
-            number: (await cluster.leader(number)).node.ground.replicas.hosted[number].group.term for number in range(4)
+            number: (await cluster.leader(number)).node.ground.replicas.hosted[PartitionNumber(number)].group.term
+            for number in range(4)
         }
 
         await asyncio.gather(*(seat.node.stop() for seat in stopping))
@@ -167,7 +172,7 @@ async def test_nodes_that_stop_at_the_same_time_do_not_hand_back_and_forth(tmp_p
         for seat in stopping:
             seat.up = False
         for number, term in terms.items():
-            assert last.node.ground.replicas.hosted[number].group.term <= term + 3, (
+            assert last.node.ground.replicas.hosted[PartitionNumber(number)].group.term <= term + 3, (
                 "handed over, and perhaps handed on, once"
             )
 
@@ -179,11 +184,14 @@ async def test_the_last_two_nodes_stop_without_handing_back_and_forth(tmp_path: 
         await cluster.seats["n3"].kill()
         stopping = [cluster.seats["n1"], cluster.seats["n2"]]
         await eventually(
-            lambda: all(any(seat.node.serving.router.leads(number) for seat in stopping) for number in range(4)),
+            lambda: all(
+                any(seat.node.serving.router.leads(PartitionNumber(number)) for seat in stopping) for number in range(4)
+            ),
             "leaders among those that are left",
         )
         terms = {
-            number: (await cluster.leader(number)).node.ground.replicas.hosted[number].group.term for number in range(4)
+            number: (await cluster.leader(number)).node.ground.replicas.hosted[PartitionNumber(number)].group.term
+            for number in range(4)
         }
 
         await asyncio.gather(*(seat.node.stop() for seat in stopping))
@@ -191,7 +199,7 @@ async def test_the_last_two_nodes_stop_without_handing_back_and_forth(tmp_path: 
         for seat in stopping:
             seat.up = False
             for number, term in terms.items():
-                assert seat.node.ground.replicas.hosted[number].group.term <= term + 3
+                assert seat.node.ground.replicas.hosted[PartitionNumber(number)].group.term <= term + 3
 
 
 async def test_a_change_of_members_repeats_no_step(tmp_path: Path) -> None:
@@ -210,10 +218,10 @@ async def test_a_change_of_members_repeats_no_step(tmp_path: Path) -> None:
             nonlocal planned
             for turn in range(8):
                 leader: Node = await eventually(partial(leading, cluster, turn % 4))
-                partition = leader.ground.replicas.hosted[turn % 4]
+                partition = leader.ground.replicas.hosted[PartitionNumber(turn % 4)]
                 members, term = {*partition.group.status().members}, partition.group.term
                 leaving = sorted(members - {leader.config.node})[turn % 2]
-                wanted = tuple(sorted({*names} - {leaving}))
+                wanted = tuple(sorted(NodeId(name) for name in {*names} - {leaving}))
                 await leader.serving.handover.change_members(partition, wanted, PATIENCE_S)
                 assert set(partition.group.status().members) == {*wanted}
                 after = await eventually(partial(leading, cluster, turn % 4))
@@ -229,5 +237,5 @@ async def test_a_change_of_members_repeats_no_step(tmp_path: Path) -> None:
 
 
 def leading(cluster: Growing, number: int) -> Node | None:
-    leaders = [seat.node for seat in cluster.up() if seat.node.serving.router.leads(number)]
-    return max(leaders, key=lambda node: node.ground.replicas.hosted[number].group.term, default=None)
+    leaders = [seat.node for seat in cluster.up() if seat.node.serving.router.leads(PartitionNumber(number))]
+    return max(leaders, key=lambda node: node.ground.replicas.hosted[PartitionNumber(number)].group.term, default=None)

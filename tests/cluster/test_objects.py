@@ -16,6 +16,7 @@ from holdfast.cluster.handlers.protocols.native.stream import Stream
 from holdfast.cluster.values import shared_store as objects
 from holdfast.cluster.values.shared_store import StoreDown, ValueLost
 from holdfast.sdk.ids import (
+    PartitionNumber,
     format_awakeable,
     format_id,
     parse_id,
@@ -115,7 +116,7 @@ async def test_state_in_the_store_is_read_by_handlers_and_operators(tmp_path: Pa
         await it.register({"thing:object/look:exclusive": look})
         value = Random(3).randbytes(5000)
         command = SetState("thing", "k", {"small": b"1", "large": value}, False)
-        await it.node.serving.router.submit_to(0, command)
+        await it.node.serving.router.submit_to(PartitionNumber(0), command)
         it.node.ground.objects.forget()
 
         assert await it.call("thing/look", key="k") == [0, value]
@@ -412,7 +413,7 @@ async def test_only_an_up_to_date_replica_reports_that_a_value_is_lost(
 
         behind = it.node.serving.reader._ask
 
-        async def ask(number: int, question: str, *arguments: Any, fresh: bool = True) -> Any:
+        async def ask(number: PartitionNumber, question: str, *arguments: Any, fresh: bool = True) -> Any:
             found = await behind(number, question, *arguments, fresh=fresh)
             return None if question == "blob" and fresh else found
 

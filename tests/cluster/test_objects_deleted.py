@@ -13,6 +13,7 @@ from holdfast.cluster.values.janitor import Janitor
 from holdfast.cluster.values.staging import Stager
 from holdfast.sdk.ids import (
     InvocationId,
+    PartitionNumber,
     parse_id,
 )
 from holdfast.statemachine import queries, refs, tables
@@ -84,7 +85,7 @@ async def test_a_late_delete_of_a_deposed_leader_is_harmless(tmp_path: Path, sto
         await eventually(lambda: not store.values(), "no object")
         _, _, headers = await client.post("/echo/say", LARGE)
 
-        await it.node.ground.objects.delete(0, [old])
+        await it.node.ground.objects.delete(PartitionNumber(0), [old])
 
         it.node.ground.objects.forget()
         path = f"/holdfast/invocation/{headers['x-holdfast-id']}/attach"
@@ -101,7 +102,7 @@ async def test_only_uploaded_but_never_proposed_objects_are_swept(
         await client.post("/echo/say", LARGE)
         kept = store.value
         ref, stored = refs.make(OTHER)
-        assert await it.node.ground.objects.put(0, ref.data, bytes(stored)) is not None
+        assert await it.node.ground.objects.put(PartitionNumber(0), ref.data, bytes(stored)) is not None
         sweeper = Janitor(it.node.partitions[0], it.node.ground.objects)
         foreign = kept.with_name("README")
         foreign.write_bytes(b"not ours")
@@ -180,7 +181,7 @@ async def test_a_value_goes_to_the_store_or_in_pieces(shelf: Shelf | None, answe
         said.append(command)
         return Result({TouchBlob: 404, KeepBlob: answer, PutBlob: 0}[type(command)])
 
-    light = await stager.detach(0, Complete(InvocationId(bytes(16)), 1, [0, LARGE], None), put)
+    light = await stager.detach(PartitionNumber(0), Complete(InvocationId(bytes(16)), 1, [0, LARGE], None), put)
 
     assert refs.in_command(light) == [refs.make(LARGE)[0]]
     assert sum(type(command) is PutBlob for command in said) == pieces

@@ -18,6 +18,7 @@ from holdfast.cluster.partition.door import Partition
 from holdfast.cluster.values import shared_store as objects
 from holdfast.sdk.ids import (
     InvocationId,
+    PartitionNumber,
     parse_id,
 )
 from holdfast.snapshots.backups import find_backup, verify_backup
@@ -75,7 +76,7 @@ async def goes_around(path: Path, url: str, count: Callable[[], int]) -> None:
 def equal_everywhere(cluster: Three) -> bool:
     found = set()
     for seat in cluster.up():
-        partition = seat.node.ground.replicas.hosted.get(0)
+        partition = seat.node.ground.replicas.hosted.get(PartitionNumber(0))
         if partition is None:
             return False
         with partition.state.read() as txn:

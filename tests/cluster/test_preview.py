@@ -10,9 +10,12 @@ import pytest
 
 from holdfast.cluster.registry.offer import Offer
 from holdfast.cluster.registry.preview import Preview, preview
+from holdfast.sdk.ids import DeploymentId
 from holdfast.statemachine.meta import Handler, MetaState, RegisterDeployment, Service, apply
 from tests.cluster.harness import FakeEndpoint
 from tests.cluster.serving import HANDLERS, Serving, run
+
+DP_1 = DeploymentId("dp_1")
 
 
 def schema(*fields: str, required: tuple[str, ...] = (), kind: str = "string") -> str:
@@ -38,7 +41,11 @@ def offered(*services: Service) -> Offer:
 
 def with_old(uri: str = "http://old") -> MetaState:
     state = MetaState()
-    apply(state, 1, RegisterDeployment(id="dp_1", uri=uri, **offered(OLD)._asdict(), metadata={}, force=False))
+    apply(
+        state,
+        1,
+        RegisterDeployment(id=DP_1, uri=uri, **offered(OLD)._asdict(), metadata={}, force=False),
+    )
     return state
 
 
@@ -53,7 +60,7 @@ def test_a_new_service_is_described() -> None:
 def test_the_same_manifest_at_the_same_place_changes_nothing() -> None:
     state = with_old()
 
-    assert preview(state, "http://old", offered(OLD)) == Preview("dp_1", False, [], [], [(OLD, 1)])
+    assert preview(state, "http://old", offered(OLD)) == Preview(DP_1, False, [], [], [(OLD, 1)])
     moved = preview(state, "http://new", offered(OLD))
     assert moved.created and moved.changes == ["trips: unchanged, moves here from dp_1"]
 

@@ -6,7 +6,10 @@ import pytest
 
 from holdfast.cluster.handlers.attempts import Owner, Ticket
 from holdfast.cluster.handlers.queue import FORGIVEN_S, PAUSE_S_MAX, Queue, Search, suspects_max
-from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.ids import DeploymentId, InvocationId
+
+DP_1 = DeploymentId("dp_1")
+DP_2 = DeploymentId("dp_2")
 
 NOBODY = cast(Owner, None)
 
@@ -338,37 +341,42 @@ def test_attempts_run_up_to_what_the_endpoint_takes() -> None:
 
 def test_wishes_that_come_during_a_search_are_granted_together_by_the_next() -> None:
     search = Search()
-    search.want(ident("k"), "dp_1")
+    search.want(ident("k"), DP_1)
     assert search.begin() == b"k"
 
-    search.want(ident("s"), "dp_1")
-    search.want(ident("p"), "dp_2")
-    search.want(ident("q"), "dp_2")
+    search.want(ident("s"), DP_1)
+    search.want(ident("p"), DP_2)
+    search.want(ident("q"), DP_2)
 
-    assert search.covers("dp_1") and not search.covers("dp_2")
+    assert search.covers(DP_1) and not search.covers(DP_2)
     assert search.is_wanted
     assert search.begin() == b"p"
-    assert search.covers("dp_1") and search.covers("dp_2") and not search.covers("dp_3") and not search.covers(None)
+    assert (
+        search.covers(DP_1)
+        and search.covers(DP_2)
+        and not search.covers(DeploymentId("dp_3"))
+        and not search.covers(None)
+    )
 
 
 def test_a_search_for_everything_covers_attempts_without_a_deployment() -> None:
     search = Search()
-    search.want(ident("k"), "dp_1")
+    search.want(ident("k"), DP_1)
     search.want(ident("a"), None)
 
     assert search.begin() == b"a"
-    assert search.covers(None) and search.covers("dp_1") and search.covers("dp_2")
+    assert search.covers(None) and search.covers(DP_1) and search.covers(DP_2)
     assert not search.is_in_vain, "lost attempts need no place"
 
 
 def test_a_search_gives_each_place_away_once_and_ends_when_none_is_left() -> None:
     it = Process(waiting_max=2)
     search = Search()
-    search.want(ident("a"), "dp_1")
+    search.want(ident("a"), DP_1)
     search.begin()
 
-    assert [search.take_place("dp_1", it.queue) for _ in range(3)] == [True, True, False]
+    assert [search.take_place(DP_1, it.queue) for _ in range(3)] == [True, True, False]
     assert search.is_in_vain, "what it offered has not arrived, and may still fill the queue"
-    search.want(ident("a"), "dp_1")
+    search.want(ident("a"), DP_1)
     search.begin()
-    assert search.take_place("dp_1", it.queue)
+    assert search.take_place(DP_1, it.queue)

@@ -25,6 +25,7 @@ from holdfast.cluster.handlers.protocols.native import protocol as protocol_modu
 from holdfast.cluster.handlers.protocols.native.manifest import read_manifest
 from holdfast.cluster.registry.machine import RETENTION_MS, Options
 from holdfast.cluster.registry.registry import normalize_uri
+from holdfast.sdk.ids import DeploymentId
 from holdfast.statemachine.commands import Mode, Retry
 from tests.cluster.rig import EVERY_KIND, endpoint, handler, manifest, registry, service
 
@@ -112,7 +113,7 @@ def test_an_invocation_finds_the_handler_of_its_own_deployment() -> None:
             assert before is not None and before.options == Options()
             assert after is not None and after.options.retry == Retry(initial_ms=7)
             assert known.resolve("a", "run") == after
-            assert known.target("dp_gone", "a", "run") is None
+            assert known.target(DeploymentId("dp_gone"), "a", "run") is None
 
     asyncio.run(scenario())
 

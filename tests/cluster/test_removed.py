@@ -15,6 +15,7 @@ from holdfast.cli.main import main
 from holdfast.cli.run import REMOVED_EXIT_CODE
 from holdfast.cluster.members.founding import Founding, NodeRemoved, write_founding
 from holdfast.cluster.members.removal import write_removed
+from holdfast.sdk.ids import NodeId
 from tests.cluster.harness import PATIENCE_S, Handled, eventually
 from tests.cluster.test_growing import Growing, growing
 
@@ -102,7 +103,7 @@ async def test_a_node_that_was_removed_while_it_was_down_learns_it_when_it_start
 
 def test_the_command_refuses_to_start_a_removed_node_with_an_exit_code_of_its_own(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    write_founding(data, Founding("holdfast", "n1", ("n1", "n2")))
+    write_founding(data, Founding("holdfast", NodeId("n1"), (NodeId("n1"), NodeId("n2"))))
     write_removed(data, "n2")
     file = tmp_path / "node.toml"
     file.write_text(f'node = "n1"\ndata = "{data}"\n')

@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 
+from holdfast.sdk.ids import NodeId, PartitionNumber
 from tests.cluster.harness import PATIENCE_S, eventually
 from tests.cluster.load import COUNTER, Load
 from tests.cluster.test_three_nodes import NAMES, Three, three
@@ -77,7 +78,7 @@ async def test_leaders_spread_over_the_nodes_by_themselves(tmp_path: Path) -> No
         for number in range(6):
             async with asyncio.timeout(PATIENCE_S):
                 while (leader := (await cluster.leader(number)).node) is not first:
-                    await leader.serving.handover.move(leader.ground.replicas.hosted[number], "n1")
+                    await leader.serving.handover.move(leader.ground.replicas.hosted[PartitionNumber(number)], "n1")
         await eventually(spread, "two leaderships on each node")
 
 
@@ -102,7 +103,7 @@ async def test_a_drained_node_leads_nothing_until_it_is_taken_back(tmp_path: Pat
 
             assert (await ask(other, f"/cluster/nodes/{drained.name}/undrain"))[1]["state"] == "active"
             leader = (await cluster.leader(0)).node
-            await eventually(lambda: leader.ground.meta.state.membership.nodes[drained.name].state == "active")
+            await eventually(lambda: leader.ground.meta.state.membership.nodes[NodeId(drained.name)].state == "active")
             moved = await ask(other, f"/cluster/partitions/0/transfer?to={drained.name}")
             assert moved == (200, {"partition": 0, "leader": drained.name})
             await load.more()
@@ -125,7 +126,7 @@ async def test_a_restarted_node_is_healthy_when_it_has_caught_up(tmp_path: Path)
         async with Load(lambda: urls(cluster)) as load:
             await load.more(60)
         acknowledged = {
-            number: (await cluster.leader(number)).node.ground.replicas.machines[number].applied[0]
+            number: (await cluster.leader(number)).node.ground.replicas.machines[PartitionNumber(number)].applied[0]
             for number in range(3)
         }
 
@@ -133,6 +134,7 @@ async def test_a_restarted_node_is_healthy_when_it_has_caught_up(tmp_path: Path)
 
         await eventually(lambda: away.node.unhealthy() is None, "a healthy node")
         assert all(
-            away.node.ground.replicas.machines[number].applied[0] >= index for number, index in acknowledged.items()
+            away.node.ground.replicas.machines[PartitionNumber(number)].applied[0] >= index
+            for number, index in acknowledged.items()
         )
         assert load.errors == []

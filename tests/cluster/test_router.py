@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.cluster.peers.rpc import Rpc
 from holdfast.log.errors import NotLeader, OutcomeUnknown, ProposalError
-from holdfast.sdk.ids import InvocationId, partition_key, partition_of
+from holdfast.sdk.ids import InvocationId, PartitionNumber, partition_key, partition_of
 from holdfast.statemachine.commands import (
     Cancel,
     Command,
@@ -161,14 +161,14 @@ def test_a_delivery_with_a_message_that_cannot_be_read_is_refused_before_it_is_i
 
             rpc = Rpc(send)
             rpc.serve_quickly("submit", it.node.serving.router._serve_submit)
-            before = it.node.serving.router.hosted[0].group.status().last
-            for raw in (encode_command(Deliver(1, 1, [b"\xc1"])), b"\x92\xcd\x03\xe7\x01", b"\x90"):
+            before = it.node.serving.router.hosted[PartitionNumber(0)].group.status().last
+            for raw in (encode_command(Deliver(PartitionNumber(1), 1, [b"\xc1"])), b"\x92\xcd\x03\xe7\x01", b"\x90"):
                 rpc.receive("n2", msgpack.packb((0, 1, "submit", (0, raw, False))))
 
             assert [(answer[2], "cannot decode a command from n2" in answer[3]) for answer in said] == [
                 ("Malformed", True)
             ] * 3
-            assert it.node.serving.router.hosted[0].group.status().last == before
+            assert it.node.serving.router.hosted[PartitionNumber(0)].group.status().last == before
 
     asyncio.run(run())
 
@@ -189,7 +189,7 @@ def test_a_read_ends_when_its_partition_moves_away(tmp_path: Path, monkeypatch: 
             monkeypatch.setattr(router._rpc, "ask", ask)
             here = router.hosted
             router.hosted = {0: behind}  # type: ignore[dict-item]  # Of the router alone: the node works on.
-            reading = asyncio.ensure_future(router.fresh(0))
+            reading = asyncio.ensure_future(router.fresh(PartitionNumber(0)))
             await asyncio.sleep(0.05)
             assert not reading.done()
 

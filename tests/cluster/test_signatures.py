@@ -18,6 +18,7 @@ from holdfast.cluster.handlers.protocols.native import connect, requests
 from holdfast.cluster.handlers.protocols.native.signing import Signer
 from holdfast.sdk import Client, Context, Server, Service, endpoint
 from holdfast.sdk.frames import HIGHEST_HEADER, VERSION_HEADER
+from holdfast.sdk.ids import DeploymentId
 from holdfast.sdk.signatures import format_key
 from tests.cluster.harness import World, eventually, world
 from tests.sdk.test_asgi import hypercorned, uvicorned
@@ -65,7 +66,7 @@ async def public_keys(it: World) -> list[str]:
     return [format_key(key.public) for key in it.node.ground.meta.state.identity.keys]
 
 
-async def request_response(it: World, uri: str) -> str:
+async def request_response(it: World, uri: str) -> DeploymentId:
     """Register the endpoint as one that offers no streams."""
     offer = await it.node.ground.protocols.discover(uri)
 

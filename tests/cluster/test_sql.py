@@ -22,6 +22,7 @@ from holdfast.cluster.sql.catalog import TABLES
 from holdfast.cluster.sql.engine import Engine
 from holdfast.cluster.sql.relations import Value, Wanted
 from holdfast.cluster.sql.source import Reading, Source
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.statemachine.levels import FIRST
 from tests import sql_page
 from tests.cluster.harness import PATIENCE_S, eventually
@@ -527,7 +528,7 @@ async def test_a_slice_ends_when_its_partition_wants_the_state_back(
         for _ in range(30):
             await sql.at.call("echo/say")
 
-        first = await asyncio.to_thread(sources(sql).read, 0, Wanted("invocations", ["id"], []), 1000)
+        first = await asyncio.to_thread(sources(sql).read, PartitionNumber(0), Wanted("invocations", ["id"], []), 1000)
 
         assert first.examined == 1 and first.next is not None
         assert await sql.rows("select count(*), count(distinct id) from invocations") == [[30, 30]]
@@ -537,7 +538,7 @@ async def test_a_slice_ends_when_its_partition_wants_the_state_back(
 class Closing:
     """A partition whose state closes when it is read."""
 
-    def __init__(self, hosted: dict[int, Any]) -> None:
+    def __init__(self, hosted: dict[PartitionNumber, Any]) -> None:
         self._hosted = hosted
         self.state = self
 
@@ -552,7 +553,7 @@ async def test_a_partition_that_moves_away_is_read_where_it_is(tmp_path: Path) -
         for _ in range(10):
             await sql.at.call("echo/say")
         hosted = dict(sql.at.node.serving.router.hosted)
-        here: dict[int, Any] = dict(hosted)
+        here: dict[PartitionNumber, Any] = dict(hosted)
         there = Source(2, hosted, fresh=_never, elsewhere=_never, overview=_never, level=lambda: 2)
 
         async def elsewhere(number: int, method: str, argument: Any) -> Any:

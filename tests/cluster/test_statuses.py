@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 from holdfast.sdk import Client, InvocationPaused
+from holdfast.sdk.ids import PartitionNumber
 from tests.cluster.harness import PATIENCE_S
 from tests.cluster.serving import serving
 
@@ -57,7 +58,11 @@ async def test_a_caller_is_not_informed_of_a_pause_too_early(tmp_path: Path) -> 
         while not at.node.ground.replies.waiting():
             await asyncio.sleep(0.01)
         [id_] = at.node.ground.replies.waiting()
-        while await at.node.serving.reader.paused(0, [id_]) == await at.node.serving.reader.paused(1, [id_]) == []:
+        while (
+            await at.node.serving.reader.paused(PartitionNumber(0), [id_])
+            == await at.node.serving.reader.paused(PartitionNumber(1), [id_])
+            == []
+        ):
             await asyncio.sleep(0.01)
 
         for _ in range(3):

@@ -17,7 +17,7 @@ from holdfast.cluster.node import Node
 from holdfast.cluster.registry import metalog
 from holdfast.log import engine
 from holdfast.sdk.frames import Completion
-from holdfast.sdk.ids import partition_of
+from holdfast.sdk.ids import PartitionNumber, partition_of
 from holdfast.sdk.journal import Op
 from tests.cluster.harness import FAST, PATIENCE_S, FakeEndpoint, Handled, World, eventually
 from tests.ports import free_ports
@@ -83,8 +83,10 @@ class Three:
 
     def leading(self, number: int) -> Seat | None:
         """The current leader. There may be none at any time: a pause of this machine is enough to lose a leadership."""
-        leading = [seat for seat in self.up() if seat.node.serving.router.leads(number)]
-        return max(leading, key=lambda seat: seat.node.serving.router.hosted[number].group.term, default=None)
+        leading = [seat for seat in self.up() if seat.node.serving.router.leads(PartitionNumber(number))]
+        return max(
+            leading, key=lambda seat: seat.node.serving.router.hosted[PartitionNumber(number)].group.term, default=None
+        )
 
     async def leader(self, number: int) -> Seat:
         found: Seat = await eventually(lambda: self.leading(number), f"a leader of partition {number}")

@@ -24,6 +24,7 @@ NOWHERE = {
     "id": "x",
     "folder": "x",
     "name": "x",
+    "version": "x",
     "key": "x",
     "action": "cancel",
     "step": "0",

@@ -43,6 +43,16 @@ def test_a_node_that_knows_more_is_understood() -> None:
     asyncio.run(scenario())
 
 
+def test_an_older_node_and_a_histogram_that_knows_more_are_understood() -> None:
+    plain = HERE[:5]
+    latency = ["accept", [0.1], [3, 4], 1.5]
+
+    assert Vitals.read(list(plain)) == HERE and HERE.show()["cpu_ms"] is None
+    found = Vitals.read([*plain, 7, [[*latency, "more"]], "more"])
+    assert found.show()["latency"] == {"accept": {"bounds_s": [0.1], "counts": [3, 4], "sum_s": 1.5}}
+    assert found.cpu_ms == 7
+
+
 def test_a_node_shows_its_time_disk_memory_and_lag(tmp_path: Path) -> None:
     async def scenario(at: Serving) -> None:
         [node] = (await at.admin("GET", "/cluster"))[1]["nodes"]
@@ -50,7 +60,12 @@ def test_a_node_shows_its_time_disk_memory_and_lag(tmp_path: Path) -> None:
         assert (node["condition"], node["state"], node["connected"]) == ("ok", "active", True)
         assert 0 <= node["uptime_s"] <= PATIENCE_S and node["loop_lag_ms"] >= 0
         assert 0 < node["disk"]["free"] <= node["disk"]["total"]
-        assert node["memory_bytes"] > 10_000_000
+        assert node["memory_bytes"] > 10_000_000 and node["cpu_ms"] > 0
+        for _ in range(3):
+            await at.call("echo/say")
+        [node] = (await at.admin("GET", "/cluster"))[1]["nodes"]
+        assert {name: sum(each["counts"]) for name, each in node["latency"].items()} == {"accept": 3, "handler": 3}
+        assert all(len(each["counts"]) == len(each["bounds_s"]) + 1 for each in node["latency"].values())
 
     run(tmp_path, scenario)
 

@@ -11,7 +11,7 @@ from holdfast.cluster.peers.rpc import Refused, Rpc
 from holdfast.cluster.routing.replies import Replies
 from holdfast.cluster.routing.watches import RECHECK_S, Watches
 from holdfast.log.errors import NotLeader, OutcomeUnknown
-from holdfast.sdk.ids import InvocationId, partition_of
+from holdfast.sdk.ids import InvocationId, PartitionNumber, partition_of
 from tests.cluster.test_rpc import Wire
 
 IDENT = InvocationId(bytes(16))
@@ -43,7 +43,7 @@ async def test_a_leader_that_succeeds_itself_is_asked_to_watch_again() -> None:
         with here.wait(IDENT) as outcome:
             await is_watched(there, RECHECK_S)
 
-            leading.resigned(0)
+            leading.resigned(PartitionNumber(0))
 
             assert not there.watched
             await is_watched(there, RECHECK_S / 2)  # Well before all watches are renewed.
@@ -56,7 +56,7 @@ async def test_a_leader_that_succeeds_itself_is_asked_to_watch_again() -> None:
 async def test_a_leader_that_resigns_without_watches_sends_nothing() -> None:
     wire, there = Wire(), Replies()
 
-    watches("b", wire.b, there).resigned(0)
+    watches("b", wire.b, there).resigned(PartitionNumber(0))
 
     assert not wire.sent
 

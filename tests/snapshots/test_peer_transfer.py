@@ -9,6 +9,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
+from holdfast.log.messages import GroupId
 from holdfast.snapshots.cut import cut_blocking
 from holdfast.snapshots.errors import Corrupted, PeerRefused, WrongSnapshot
 from holdfast.snapshots.format import BLOCK_BYTES, Expected, SnapshotFile
@@ -136,7 +137,12 @@ def test_the_rate_is_kept(link: Link, file: SnapshotFile, tmp_path: Path) -> Non
         loop = asyncio.get_running_loop()
         start = loop.time()
         await fetch_from_peer(
-            link.request, "n2", GROUP, file.name, tmp_path / "fetched", throttle=Throttle(4 * file.header.file_bytes)
+            link.request,
+            "n2",
+            GroupId(GROUP),
+            file.name,
+            tmp_path / "fetched",
+            throttle=Throttle(4 * file.header.file_bytes),
         )
         return loop.time() - start
 

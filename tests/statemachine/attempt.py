@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgpack
 
-from holdfast.sdk.ids import NO_INVOCATION, SECRET_BYTES, InvocationId, child_id, derive, workflow_id
+from holdfast.sdk.ids import NO_INVOCATION, SECRET_BYTES, DeploymentId, InvocationId, child_id, derive, workflow_id
 from holdfast.sdk.journal import (
     CANCELLED,
     Op,
@@ -38,6 +38,8 @@ from holdfast.statemachine.commands import (
 )
 from holdfast.statemachine.records import Invocation
 from tests.statemachine.programs import NEVER, Body, Failed, pack_int
+
+DP_1 = DeploymentId("dp_1")
 
 RETENTION_MS = 3_600_000
 CANCELLATION: list[Any] = pack_outcome(CANCELLED)
@@ -119,7 +121,7 @@ class Attempt:
 
     def finish(self, result: int | Failed) -> None:
         outcome = result.outcome if isinstance(result, Failed) else [0, pack_int(result)]
-        self.say(Complete(self.id, self.epoch, outcome, "dp_1"))
+        self.say(Complete(self.id, self.epoch, outcome, DP_1))
         self.is_over = True
 
     # -- the program ---------------------------------------------------------------------------------------------------
@@ -285,7 +287,7 @@ class Attempt:
             argument = [derive(SECRET_BYTES, b"secret", self.id, request.key.encode())]
         elif request.op == Op.APPROVAL:
             argument = [*argument, derive(SECRET_BYTES, b"secret", self.id, request.key.encode())]
-        self.say(RecordStep(self.id, self.epoch, index, request.op, request.key, argument, None, "dp_1", row))
+        self.say(RecordStep(self.id, self.epoch, index, request.op, request.key, argument, None, DP_1, row))
         if request.kind == "abandon":
             self.say(AbandonStep(self.id, self.epoch, index))
             return [0, b""]
@@ -317,7 +319,7 @@ class Attempt:
             self.record_run(task, request, CANCELLATION)
         elif request.kind == "once":
             index = self.take_index(request.key)
-            self.say(RecordIntent(self.id, self.epoch, index, request.key, "once", "dp_1"))
+            self.say(RecordIntent(self.id, self.epoch, index, request.key, "once", DP_1))
             self.blocked[index] = (task, request)
             self.when_acknowledged(index + 1, lambda: self.run_once(index, request))
         elif request.kind == "flaky" and request.value[0] > 0:
@@ -329,7 +331,7 @@ class Attempt:
 
     def record_run(self, task: Task, request: Request, outcome: list[Any]) -> None:
         index = self.take_index(request.key)
-        self.say(RecordStep(self.id, self.epoch, index, Op.RUN, request.key, request.argument, outcome, "dp_1"))
+        self.say(RecordStep(self.id, self.epoch, index, Op.RUN, request.key, request.argument, outcome, DP_1))
         self.resume(task, outcome)
 
     def run_once(self, index: int, request: Request) -> None:
@@ -343,7 +345,7 @@ class Attempt:
             # An operator decided that it had not happened. It may start once its new intent is journaled.
             self.intended.add(index)
             self.idle.add(index)
-            self.say(RecordIntent(self.id, self.epoch, index, request.key, "once", "dp_1"))
+            self.say(RecordIntent(self.id, self.epoch, index, request.key, "once", DP_1))
         elif request.kind == "once":
             self.run_once(index, request)
         elif self.failures.get(index, 0) < request.value[0]:
@@ -357,7 +359,7 @@ class Attempt:
         self.idle.add(index)
         failure = [1, 500, "no luck", "RuntimeError"]
         retry = Retry(10, 2000, 100, request.value[1])
-        self.say(RecordRunFailure(self.id, self.epoch, index, request.key, "flaky", failure, retry, 0, "dp_1"))
+        self.say(RecordRunFailure(self.id, self.epoch, index, request.key, "flaky", failure, retry, 0, DP_1))
 
     # -- what frames say -----------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.ids import DeploymentId, InvocationId, PartitionNumber
 from holdfast.sdk.journal import Op
 from holdfast.statemachine import queries, refs
 from holdfast.statemachine.blobs import CHUNK_BYTES, KEEP_MS, object_name
@@ -56,6 +56,8 @@ from holdfast.statemachine.txn import ReadTxn
 from holdfast.statemachine.values import fingerprint
 from holdfast.statemachine.webhooks import HookId
 from tests.statemachine.rig import ident
+
+DP_1, DP_2 = DeploymentId("dp_1"), DeploymentId("dp_2")
 
 KEYS = [None, None, "k", "l"]
 #: Large values: of one piece, of two pieces, and one that starts with the marker of a value.
@@ -204,7 +206,7 @@ def _argument(random: Random, op: int) -> list[Any]:
 
 def _step(random: Random) -> Command:
     which, epoch, index = _ident(random), random.randrange(1, 4), _number(random, 5)
-    deployment = random.choice([None, "dp_1", "dp_2"])
+    deployment = random.choice([None, DP_1, DP_2])
     match random.randrange(12):
         case 0:
             return RecordRunFailure(
@@ -233,7 +235,7 @@ def _attempt(random: Random) -> Command:
         case 1:
             return SuspendAttempt(which, epoch, [_number(random, 5) for _ in range(random.randrange(3))])
         case 2:
-            return Complete(which, epoch, _outcome(random), random.choice([None, "dp_1"]))
+            return Complete(which, epoch, _outcome(random), random.choice([None, DP_1]))
         case _:
             return FailAttempt(
                 which, epoch, [1, 500, "no", ""], _retry(random), _number(random, 99), 0, random.random() < 0.3
@@ -253,7 +255,7 @@ def _other(random: Random) -> Command:
         case 3:
             return Pause(which)
         case 4:
-            return Resume(which, random.choice([None, "dp_2"]))
+            return Resume(which, random.choice([None, DP_2]))
         case 5:
             return Restart(which, random.choice([which, _ident(random)]), _number(random, 4), None)
         case 6:
@@ -277,7 +279,7 @@ def _other(random: Random) -> Command:
             return Decide(which, _number(random, 5), random.choice(SECRETS), choice, by, by, payload=payload)
         case 12:
             messages = [encode_command(_invoke(random)), encode_command(Cancel(which))]
-            return Deliver(random.randrange(2), _number(random, 4), messages)
+            return Deliver(PartitionNumber(random.randrange(2)), _number(random, 4), messages)
         case _:
             bytes_max = random.choice([5000, 2 * CHUNK_BYTES])
             limits = SetLimits(
@@ -288,7 +290,11 @@ def _other(random: Random) -> Command:
                 bytes_max,
                 random.randrange(5),
             )
-            return limits if random.random() < 0.1 else TrimOutbox(random.randrange(2), _number(random, 9))
+            return (
+                limits
+                if random.random() < 0.1
+                else TrimOutbox(PartitionNumber(random.randrange(2)), _number(random, 9))
+            )
 
 
 def _timers(random: Random) -> Command:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Any
 
-from holdfast.sdk.ids import InvocationId, object_id, partition_key
+from holdfast.sdk.ids import DeploymentId, InvocationId, object_id, partition_key
 from holdfast.sdk.journal import Failure, Step, unpack_step
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import (
@@ -30,6 +30,8 @@ from holdfast.statemachine.machine import apply
 from holdfast.statemachine.memory import Memory
 from holdfast.statemachine.records import Invocation
 from holdfast.statemachine.state import State
+
+DP_1 = DeploymentId("dp_1")
 
 HOUR_MS = 3_600_000
 T0 = 1_700_000_000_000
@@ -116,7 +118,7 @@ class Rig:
                 f"/{record.length}",
                 argument or [],
                 outcome,
-                "dp_1",
+                DP_1,
                 row,
                 digest,
             )
@@ -124,7 +126,7 @@ class Rig:
         return record.length
 
     def complete(self, which: InvocationId, outcome: list[Any] | None = None) -> list[Effect]:
-        return self.do(Complete(which, self.load(which).epoch, outcome or RESULT, "dp_1"))
+        return self.do(Complete(which, self.load(which).epoch, outcome or RESULT, DP_1))
 
     # -- observations of tests ---------------------------------------------------------------------------------------
 
@@ -150,4 +152,4 @@ class Rig:
 
 
 def run_failure(rig: Rig, which: InvocationId, index: int, retry: Retry = RETRY) -> RecordRunFailure:
-    return RecordRunFailure(which, rig.load(which).epoch, index, "/pay", "pay", BOOM, retry, 0, "dp_1")
+    return RecordRunFailure(which, rig.load(which).epoch, index, "/pay", "pay", BOOM, retry, 0, DP_1)

@@ -18,7 +18,7 @@ from typing import Any, assert_never
 
 import msgpack
 
-from holdfast.sdk.ids import NO_INVOCATION, InvocationId, new_id, partition_key, partition_of
+from holdfast.sdk.ids import NO_INVOCATION, InvocationId, PartitionNumber, new_id, partition_key, partition_of
 from holdfast.sdk.journal import Op, unpack_step
 from holdfast.statemachine import attempts, queries, refs
 from holdfast.statemachine.commands import (
@@ -341,26 +341,30 @@ class Simulation:
 
     def flush(self, partition: Partition, target: int) -> None:
         """Send the outbox, and check later whether it was delivered."""
-        first, messages = queries.outbox(partition.txn, target, 0, self.random.randrange(1, 5))
+        first, messages = queries.outbox(partition.txn, PartitionNumber(target), 0, self.random.randrange(1, 5))
         if not messages:
             return
         last = first + len(messages) - 1
 
         def taken(result: Result) -> None:
             if result.code in (0, 200):
-                self.later(partition, 1, lambda: self.propose(partition, TrimOutbox(target, last), trimmed))
+                self.later(
+                    partition, 1, lambda: self.propose(partition, TrimOutbox(PartitionNumber(target), last), trimmed)
+                )
 
         def trimmed(result: Result) -> None:
             self.later(partition, 1, lambda: self.flush(partition, target))
 
-        staged = [ref for _, held in queries.parcels(partition.txn, target, first, last) for ref in held]
+        staged = [
+            ref for _, held in queries.parcels(partition.txn, PartitionNumber(target), first, last) for ref in held
+        ]
         pieces = [PutBlob(ref.data, 0, queries.chunk(partition.txn, ref.data, 0)) for ref in staged]
 
         def carry() -> None:
             for piece in pieces:
                 if not self.chance("lost piece", 0.1):
                     self.propose(self.partitions[target], piece)
-            self.propose(self.partitions[target], Deliver(partition.number, first, messages), taken)
+            self.propose(self.partitions[target], Deliver(PartitionNumber(partition.number), first, messages), taken)
 
         for _ in range(1 + self.chance("doubled delivery", 0.1)):
             if not self.chance("lost delivery", 0.1):

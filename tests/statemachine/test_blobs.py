@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.sdk.frames import TO_NODE, decode_batch
-from holdfast.sdk.ids import InvocationId, partition_of
+from holdfast.sdk.ids import InvocationId, PartitionNumber, partition_of
 from holdfast.sdk.journal import Op, ProtocolError, unpack_step
 from holdfast.statemachine import explain, queries, refs, tables
 from holdfast.statemachine.blobs import (
@@ -264,25 +264,25 @@ def test_large_values_of_a_journal_have_a_limit() -> None:
 def test_a_message_waits_until_its_value_has_reached_the_destination() -> None:
     pair = [Rig(partition, 2) for partition in range(2)]
     names = {partition_of(ident(name), 2): name for name in map(str, range(20))}
-    caller = pair[0].invoke(names[0])
-    child = ident(names[1])
+    caller = pair[0].invoke(names[PartitionNumber(0)])
+    child = ident(names[PartitionNumber(1)])
     ref = stage(pair[0], LARGE)
     row = Invoke(child, "greeter", "help", None, Mode.PLAIN, ref, {}, 0, None, 0, HOUR_MS)
     pair[0].step(caller, Op.CALL, ["greeter", "help", None, b"", {}], child=row)
 
-    first, messages = queries.outbox(pair[0].txn, 1, 0, 10)
-    assert queries.parcels(pair[0].txn, 1, first, first) == [(1, [ref])]
+    first, messages = queries.outbox(pair[0].txn, PartitionNumber(1), 0, 10)
+    assert queries.parcels(pair[0].txn, PartitionNumber(1), first, first) == [(1, [ref])]
     pair[0].pass_time(KEPT_MS)
     assert rows(pair[0], tables.BLOB) == 1, "the message holds it"
-    pair[1].do(Deliver(0, first, messages))
+    pair[1].do(Deliver(PartitionNumber(0), first, messages))
     assert pair[1].result.code == Code.VALUE_MISSING and queries.load(pair[1].txn, child) is None
 
     stage(pair[1], queries.whole(pair[0].txn, ref))
-    pair[1].do(Deliver(0, first, messages))
+    pair[1].do(Deliver(PartitionNumber(0), first, messages))
     assert pair[1].result.code == 0
     [raw] = queries.journal(pair[1].txn, child, 0, 10)
     assert unpack_step(queries.whole_step(pair[1].txn, raw)).outcome == [0, LARGE]
-    pair[0].do(TrimOutbox(1, first))
+    pair[0].do(TrimOutbox(PartitionNumber(1), first))
     assert collected(pair[0])
     invariants.check(pair[1].txn)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.ids import InvocationId, PartitionNumber
 from holdfast.sdk.journal import Op, unpack_step
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import (
@@ -156,12 +156,12 @@ def test_depth_is_counted_exactly_across_partitions(partitions: int) -> None:
     def deliver() -> None:
         for source in range(partitions):
             for target in range(partitions):
-                first, messages = queries.outbox(tables[source], target, 0, 100)
+                first, messages = queries.outbox(tables[source], PartitionNumber(target), 0, 100)
                 if not messages:
                     continue
                 for _ in range(2):
-                    do(target, Deliver(source, first, messages))
-                do(source, TrimOutbox(target, first + len(messages) - 1))
+                    do(target, Deliver(PartitionNumber(source), first, messages))
+                do(source, TrimOutbox(PartitionNumber(target), first + len(messages) - 1))
 
     def here(number: int, depth: int) -> InvocationId:
         tail = depth.to_bytes(12, "big")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.ids import DeploymentId, InvocationId
 from holdfast.sdk.journal import Op
 from holdfast.statemachine import explain, history, queries
 from holdfast.statemachine.commands import (
@@ -23,6 +23,8 @@ from holdfast.statemachine.queries import Filter
 from tests.statemachine import invariants
 from tests.statemachine.rig import BOOM, HOUR_MS, RESULT, T0, Rig
 
+DP_1 = DeploymentId("dp_1")
+
 TRACED = [*BOOM, {"trace": ["shop.py:3 in charge"]}]
 
 
@@ -30,7 +32,7 @@ def run_failed(
     rig: Rig, a: InvocationId, index: int, *, began_ms: int = 0, retry: Retry | None = None
 ) -> RecordRunFailure:
     return RecordRunFailure(
-        a, rig.load(a).epoch, index, "k", "charge", TRACED, retry or Retry(), 0, "dp_1", began_ms=began_ms
+        a, rig.load(a).epoch, index, "k", "charge", TRACED, retry or Retry(), 0, DP_1, began_ms=began_ms
     )
 
 
@@ -40,7 +42,7 @@ def test_a_step_says_when_it_began_when_it_was_journaled_and_in_which_attempt() 
     rig.do(Redispatch(a, 1))
     rig.now_ms += 500
 
-    rig.do(RecordStep(a, 2, 1, Op.RUN, "k", ["charge"], RESULT, "dp_1", None, began_ms=T0 + 200))
+    rig.do(RecordStep(a, 2, 1, Op.RUN, "k", ["charge"], RESULT, DP_1, None, began_ms=T0 + 200))
 
     step = rig.journal(a)[1]
     assert (step.began_ms, step.journaled_ms, step.epoch) == (T0 + 200, T0 + 500, 2)
@@ -52,8 +54,8 @@ def test_a_wrong_clock_makes_no_duration_negative_or_longer_than_its_attempt() -
     a = rig.invoke("a")
     rig.now_ms += 500
 
-    rig.do(RecordStep(a, 1, 1, Op.RUN, "k", ["fast"], RESULT, "dp_1", None, began_ms=T0 + HOUR_MS))
-    rig.do(RecordStep(a, 1, 2, Op.RUN, "l", ["slow"], RESULT, "dp_1", None, began_ms=5))
+    rig.do(RecordStep(a, 1, 1, Op.RUN, "k", ["fast"], RESULT, DP_1, None, began_ms=T0 + HOUR_MS))
+    rig.do(RecordStep(a, 1, 2, Op.RUN, "l", ["slow"], RESULT, DP_1, None, began_ms=5))
 
     assert [step.journaled_ms - step.began_ms for step in rig.journal(a)[1:]] == [0, 500]
 
@@ -137,7 +139,7 @@ def test_unsuccessful_attempts_are_kept_until_the_invocation_is_forgotten() -> N
     rig.pass_time(50)
     rig.do(Pause(a))
     rig.do(Resume(a, None))
-    rig.do(Resume(a, "dp_2"))
+    rig.do(Resume(a, DeploymentId("dp_2")))
 
     found = history.attempts(rig.txn, a)
     assert [(each.epoch, each.how) for each in found] == [

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from holdfast.sdk.ids import InvocationId
+from holdfast.sdk.ids import DeploymentId, InvocationId
 from holdfast.sdk.journal import Op
 from holdfast.statemachine import lists, queries
 from holdfast.statemachine.commands import FailAttempt, Kill, RecordRunFailure
@@ -103,7 +103,9 @@ def test_the_failure_that_a_list_shows_is_the_last_one_or_the_outcome() -> None:
     rig.pass_time(1000)
     rig.complete(done)
     rig.complete(failed, BOOM)
-    rig.do(RecordRunFailure(step, 1, 1, "0/charge/0", "charge", [1, 500, "no money", "E"], RETRY, 0, "dp_1"))
+    rig.do(
+        RecordRunFailure(step, 1, 1, "0/charge/0", "charge", [1, 500, "no money", "E"], RETRY, 0, DeploymentId("dp_1"))
+    )
 
     def shown(which: InvocationId) -> ShownFailure | None:
         return queries.shown_failure(rig.txn, rig.load(which))

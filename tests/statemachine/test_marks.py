@@ -8,18 +8,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.sdk.ids import InvocationId, partition_of
+from holdfast.sdk.ids import InvocationId, numbers_of, partition_of
 from holdfast.statemachine import outbox, queries
 from holdfast.statemachine.commands import Deliver, Invoke, Mode, TrimOutbox
 from holdfast.statemachine.marks import Marks, read_marks, why_not_together
 from holdfast.statemachine.memory import Memory
 from tests.statemachine.rig import HOUR_MS, Rig, ident
 
-HERE, THERE = 0, 1
+HERE, THERE = numbers_of(2)
 
 
 def test_marks_without_messages_always_fit() -> None:
-    assert why_not_together({0: Marks({}, {}, {}), 1: Marks({}, {}, {})}) is None
+    assert why_not_together({HERE: Marks({}, {}, {}), THERE: Marks({}, {}, {})}) is None
     assert why_not_together({}) is None
 
 
@@ -46,11 +46,13 @@ def test_the_mark_of_the_receiver_lies_between_trimmed_and_sent(
 
 
 def test_one_unfit_pair_is_found_among_many() -> None:
-    fine = {number: Marks({}, {}, {}) for number in range(5)}
-    wrong = {**fine, 3: Marks({4: 7}, {}, {4: 7}), 4: Marks({}, {3: 6}, {})}
+    numbers = numbers_of(5)
+    *_, third, fourth = numbers
+    fine = {number: Marks({}, {}, {}) for number in numbers}
+    wrong = {**fine, third: Marks({fourth: 7}, {}, {fourth: 7}), fourth: Marks({}, {third: 6}, {})}
 
     assert why_not_together(wrong) == "partition 3 forgot message 7 to partition 4, which has 6"
-    assert why_not_together({**wrong, 4: Marks({}, {3: 8}, {})}) == (
+    assert why_not_together({**wrong, fourth: Marks({}, {third: 8}, {})}) == (
         "partition 4 has message 8 of partition 3, which has sent 7"
     )
 

@@ -7,6 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.sdk.ids import NodeId, PartitionNumber
 from holdfast.statemachine import meta
 from holdfast.statemachine.members import (
     ACTIVE,
@@ -21,16 +22,18 @@ from holdfast.statemachine.members import (
 )
 from holdfast.statemachine.meta import FoundCluster, MetaState
 
+N1, N2, N3, N4, N5 = map(NodeId, ("n1", "n2", "n3", "n4", "n5"))
+
 
 def founded(zones: dict[str, str], partitions: int = 8, replication: int = 3) -> Membership:
     membership = Membership()
     for name, zone in zones.items():
-        assert membership.put(PutNode(name, zone, f"{name}:1")).code == 0
-    membership.found(partitions=partitions, founders=list(zones), replication=replication)
+        assert membership.put(PutNode(NodeId(name), zone, f"{name}:1")).code == 0
+    membership.found(partitions=partitions, founders=[NodeId(name) for name in zones], replication=replication)
     return membership
 
 
-def settle(membership: Membership, ready: set[str] | None = None, present: set[str] | None = None) -> int:
+def settle(membership: Membership, ready: set[NodeId] | None = None, present: set[NodeId] | None = None) -> int:
     """Carry out changes until none is left, and return their number."""
     names = {name for name, node in membership.nodes.items() if node.state != REMOVED} if ready is None else ready
     for count in range(1000):
@@ -60,7 +63,7 @@ def test_with_three_nodes_each_holds_every_partition() -> None:
 def test_a_partition_with_one_replica_has_two_while_it_moves() -> None:
     membership = founded({"n1": "", "n2": ""}, partitions=2, replication=1)
     assert loads(membership) == {"n1": 1, "n2": 1}
-    membership.set_state(SetNodeState("n2", LEAVING))
+    membership.set_state(SetNodeState(N2, LEAVING))
 
     assert settle(membership) == 2
     assert loads(membership) == {"n1": 2}
@@ -82,8 +85,8 @@ def test_the_replicas_of_a_partition_are_in_different_zones() -> None:
 
 def test_new_nodes_get_their_share_of_the_partitions() -> None:
     membership = founded({"n1": "", "n2": "", "n3": ""}, partitions=10)
-    membership.put(PutNode("n4", "", "n4:1"))
-    membership.put(PutNode("n5", "", "n5:1"))
+    membership.put(PutNode(N4, "", "n4:1"))
+    membership.put(PutNode(N5, "", "n5:1"))
 
     assert settle(membership) == 12, "no more moves than are needed"
     assert max(loads(membership).values()) - min(loads(membership).values()) <= 1
@@ -91,38 +94,38 @@ def test_new_nodes_get_their_share_of_the_partitions() -> None:
 
 def test_a_node_that_is_not_ready_gets_no_replicas() -> None:
     membership = founded({"n1": "", "n2": "", "n3": ""})
-    membership.put(PutNode("n4", "", "n4:1"))
+    membership.put(PutNode(N4, "", "n4:1"))
 
-    assert settle(membership, ready={"n1", "n2", "n3"}) == 0
+    assert settle(membership, ready={N1, N2, N3}) == 0
 
 
 def test_a_live_replica_is_not_moved_to_a_new_node_while_another_is_dead() -> None:
     membership = founded({"n1": "", "n2": "", "n3": ""})
-    membership.put(PutNode("n4", "", "n4:1"))
-    present = {"n1", "n2", "n4"}
+    membership.put(PutNode(N4, "", "n4:1"))
+    present = {N1, N2, N4}
 
     assert settle(membership, ready=present, present=present) == 0, "two live copies are not made one for balance"
 
-    membership.set_state(SetNodeState("n3", REMOVED))
+    membership.set_state(SetNodeState(N3, REMOVED))
     settle(membership, ready=present, present=present)
     assert {replicas.members for replicas in membership.table.values()} == {("n1", "n2", "n4")}
 
 
 def test_a_new_node_gets_its_share_when_the_dead_one_is_back() -> None:
     membership = founded({"n1": "", "n2": "", "n3": ""})
-    membership.put(PutNode("n4", "", "n4:1"))
-    assert settle(membership, ready={"n4"}, present={"n1", "n2", "n4"}) == 0
+    membership.put(PutNode(N4, "", "n4:1"))
+    assert settle(membership, ready={N4}, present={N1, N2, N4}) == 0
 
-    settle(membership, ready={"n1", "n2", "n3", "n4"})
+    settle(membership, ready={N1, N2, N3, N4})
 
     assert set(loads(membership).values()) == {6}
 
 
 def test_a_partition_short_of_replicas_gets_one_although_another_is_dead() -> None:
     membership = founded({"n1": "", "n2": ""}, partitions=1, replication=3)
-    membership.put(PutNode("n3", "", "n3:1"))
+    membership.put(PutNode(N3, "", "n3:1"))
 
-    after = next_change(membership, 0, ready={"n3"}, present={"n1", "n3"})
+    after = next_change(membership, PartitionNumber(0), ready={N3}, present={N1, N3})
 
     assert after == ("n1", "n2", "n3")
 
@@ -130,45 +133,45 @@ def test_a_partition_short_of_replicas_gets_one_although_another_is_dead() -> No
 def test_a_dead_replica_is_removed_first_if_there_are_too_many_or_several_leave() -> None:
     membership = founded({"n1": "", "n2": "", "n3": "", "n4": ""}, partitions=1, replication=4)
     membership.replication = 3
-    assert next_change(membership, 0, ready=(), present={"n1", "n2", "n4"}) == ("n1", "n2", "n4")
+    assert next_change(membership, PartitionNumber(0), ready=(), present={N1, N2, N4}) == ("n1", "n2", "n4")
 
     membership = founded({f"n{number}": "" for number in range(1, 6)}, partitions=1)
-    members = membership.table[0].members
+    members = membership.table[PartitionNumber(0)].members
     for name in members[:2]:
         membership.set_state(SetNodeState(name, LEAVING))
-    after = next_change(membership, 0, ready={"n4"}, present={members[0], members[2], "n4"})
+    after = next_change(membership, PartitionNumber(0), ready={N4}, present={members[0], members[2], N4})
     assert after == (members[0], members[2], "n4")
 
 
 def test_a_removed_node_is_replaced_or_dropped_if_there_is_no_replacement() -> None:
     membership = founded({"n1": "", "n2": "", "n3": "", "n4": ""})
-    membership.set_state(SetNodeState("n2", REMOVED))
+    membership.set_state(SetNodeState(N2, REMOVED))
     settle(membership)
     assert {replicas.members for replicas in membership.table.values()} == {("n1", "n3", "n4")}
 
-    membership.set_state(SetNodeState("n3", LEAVING))
+    membership.set_state(SetNodeState(N3, LEAVING))
     settle(membership)
     assert {replicas.members for replicas in membership.table.values()} == {("n1", "n4")}
 
-    membership.put(PutNode("n5", "", "n5:1"))
+    membership.put(PutNode(N5, "", "n5:1"))
     settle(membership)
     assert {replicas.members for replicas in membership.table.values()} == {("n1", "n4", "n5")}
 
 
 def test_a_draining_node_keeps_its_replicas_and_gets_no_more() -> None:
     membership = founded({"n1": "", "n2": "", "n3": ""})
-    membership.set_state(SetNodeState("n1", DRAINING))
+    membership.set_state(SetNodeState(N1, DRAINING))
     assert settle(membership) == 0
 
-    membership.put(PutNode("n4", "", "n4:1"))
+    membership.put(PutNode(N4, "", "n4:1"))
     settle(membership)
     assert loads(membership)["n1"] <= 8
 
 
 def test_a_replica_moves_to_a_better_zone() -> None:
     membership = founded({"a1": "a", "a2": "a", "a3": "a"}, partitions=4)
-    membership.put(PutNode("b1", "b", "b1:1"))
-    membership.put(PutNode("c1", "c", "c1:1"))
+    membership.put(PutNode(NodeId("b1"), "b", "b1:1"))
+    membership.put(PutNode(NodeId("c1"), "c", "c1:1"))
 
     settle(membership)
 
@@ -178,22 +181,22 @@ def test_a_replica_moves_to_a_better_zone() -> None:
 
 def test_the_last_node_cannot_be_removed_and_a_removed_name_is_not_reused() -> None:
     membership = founded({"n1": "", "n2": ""})
-    assert membership.set_state(SetNodeState("n1", REMOVED)).code == 0
+    assert membership.set_state(SetNodeState(N1, REMOVED)).code == 0
 
-    assert membership.set_state(SetNodeState("n2", LEAVING)).code == 409
-    assert membership.set_state(SetNodeState("n1", ACTIVE)).code == 409
-    assert membership.put(PutNode("n1", "", "x:1")).code == 409
-    assert membership.set_state(SetNodeState("n9", DRAINING)).code == 404
+    assert membership.set_state(SetNodeState(N2, LEAVING)).code == 409
+    assert membership.set_state(SetNodeState(N1, ACTIVE)).code == 409
+    assert membership.put(PutNode(N1, "", "x:1")).code == 409
+    assert membership.set_state(SetNodeState(NodeId("n9"), DRAINING)).code == 404
 
 
 def test_late_reports_of_a_partition_change_nothing() -> None:
     membership = founded({"n1": "", "n2": "", "n3": ""})
-    assert membership.assign(AssignPartition(0, ["n3", "n1"], 2)).code == 0
+    assert membership.assign(AssignPartition(PartitionNumber(0), [N3, N1], 2)).code == 0
 
-    assert membership.assign(AssignPartition(0, ["n1", "n2", "n3"], 1)).code == 200
-    assert membership.assign(AssignPartition(99, ["n1"], 1)).code == 404
+    assert membership.assign(AssignPartition(PartitionNumber(0), [N1, N2, N3], 1)).code == 200
+    assert membership.assign(AssignPartition(PartitionNumber(99), [N1], 1)).code == 404
 
-    assert membership.table[0].members == ("n1", "n3")
+    assert membership.table[PartitionNumber(0)].members == ("n1", "n3")
 
 
 @given(st.data())
@@ -203,9 +206,11 @@ def test_changes_of_members_always_finish(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(0, 6))):
         name = data.draw(st.sampled_from("abcdefgh"))
         if data.draw(st.booleans()):
-            membership.put(PutNode(name, data.draw(st.sampled_from(["", "x", "y"])), "h:1"))
+            membership.put(PutNode(NodeId(name), data.draw(st.sampled_from(["", "x", "y"])), "h:1"))
         else:
-            membership.set_state(SetNodeState(name, data.draw(st.sampled_from([ACTIVE, DRAINING, LEAVING, REMOVED]))))
+            membership.set_state(
+                SetNodeState(NodeId(name), data.draw(st.sampled_from([ACTIVE, DRAINING, LEAVING, REMOVED])))
+            )
 
         settle(membership)
 
@@ -220,7 +225,7 @@ def test_changes_of_members_always_finish(data: st.DataObject) -> None:
 
 def test_the_state_of_the_meta_group_holds_the_members() -> None:
     state = MetaState()
-    for command in (PutNode("n1", "a", "h:1", "http://i", "http://a"), FoundCluster("c", 2, ["n1"], 3)):
+    for command in (PutNode(N1, "a", "h:1", "http://i", "http://a"), FoundCluster("c", 2, [N1], 3)):
         assert (
             meta.apply(state, 1, meta.decode(meta.encode(meta.Proposal(b"", 1, 1, command))).command).result.code == 0
         )

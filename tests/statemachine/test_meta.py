@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.sdk.ids import DeploymentId, NodeId
 from holdfast.statemachine import meta
 from holdfast.statemachine.access import ROLES, CreateToken, NoteTokenUse, RevokeToken, RotateToken
 from holdfast.statemachine.audit import Act, RecordActs
@@ -29,6 +30,11 @@ from holdfast.statemachine.meta import (
 from holdfast.statemachine.pauses import Halt, Release
 from holdfast.statemachine.webhooks import CreateWebhook, DeleteWebhook
 
+M1, N1 = map(NodeId, ("m1", "n1"))
+
+DP_1 = DeploymentId("dp_1")
+DP_2 = DeploymentId("dp_2")
+
 OLD, NEW = "http://old:9080", "http://new:9080"
 
 
@@ -40,7 +46,14 @@ def register(
     uri: str, *services: Service, id_: str = "", force: bool = False, metadata: dict[str, str] | None = None
 ) -> RegisterDeployment:
     return RegisterDeployment(
-        id_ or f"dp_{uri}", uri, list(services or (service(),)), "sdk/1", ["stream"], [1, 1], metadata or {}, force
+        DeploymentId(id_ or f"dp_{uri}"),
+        uri,
+        list(services or (service(),)),
+        "sdk/1",
+        ["stream"],
+        [1, 1],
+        metadata or {},
+        force,
     )
 
 
@@ -62,18 +75,21 @@ def test_only_the_first_founding_counts() -> None:
 
 def test_a_cluster_made_from_another_knows_its_deployments_and_none_of_its_nodes() -> None:
     old = state_after(
-        FoundCluster("old", 2, ["n1"], 1),
+        FoundCluster("old", 2, [N1], 1),
         RaiseLevel(2),
-        PutNode("n1", "", "10.0.0.1:1"),
+        PutNode(N1, "", "10.0.0.1:1"),
         register(OLD),
         register(NEW, metadata={"a": "b"}),
         register("http://third:1", service("other")),
     )
     commands = meta.restored(
-        meta.decode_state(meta.encode_state(old)), cluster="new", placement=[["m2", "m1"], ["m3"]], replication=2
+        meta.decode_state(meta.encode_state(old)),
+        cluster="new",
+        placement=[[NodeId("m2"), M1], [NodeId("m3")]],
+        replication=2,
     )
 
-    new = state_after(PutNode("m1", "rack", "10.0.0.2:1"), *(copied(command) for command in commands))
+    new = state_after(PutNode(M1, "rack", "10.0.0.2:1"), *(copied(command) for command in commands))
 
     assert (new.deployments, new.offers, new.revisions) == (old.deployments, old.offers, old.revisions)
     assert (new.cluster, new.partitions, new.membership.replication, new.level) == ("new", 2, 2, 2)
@@ -89,7 +105,7 @@ def copied(command: MetaCommand) -> MetaCommand:
 
 def test_a_cluster_is_restored_once_and_only_with_its_deployments() -> None:
     *deployments, cluster = meta.restored(
-        state_after(register(OLD), register(NEW)), cluster="new", placement=[["m1"]], replication=1
+        state_after(register(OLD), register(NEW)), cluster="new", placement=[[M1]], replication=1
     )
     state = MetaState()
 
@@ -112,7 +128,7 @@ def test_new_invocations_go_to_the_newest_deployment() -> None:
 
     assert current is not None and current.uri == NEW
     assert current.revisions == {"trips": 2}
-    assert state.deployments[f"dp_{OLD}"].revisions == {"trips": 1}
+    assert state.deployments[DeploymentId(f"dp_{OLD}")].revisions == {"trips": 1}
 
 
 def test_the_same_uri_and_manifest_change_nothing() -> None:
@@ -136,7 +152,7 @@ def test_an_upgraded_sdk_with_the_same_manifest_is_the_same_deployment(protocol:
     state, outcome = upgraded(protocol)
 
     assert outcome == (Result(200, "unchanged"), "dp_1", ())
-    there = state.deployments["dp_1"]
+    there = state.deployments[DP_1]
     assert (there.sdk, there.protocol, there.revisions) == ("sdk/2", protocol, {"trips": 1})
 
 
@@ -145,13 +161,13 @@ def test_an_sdk_that_dropped_a_protocol_version_has_another_manifest(protocol: l
     state, outcome = upgraded(protocol)
 
     assert (outcome.result.code, outcome.differences) == (409, ("the way to reach it changed",))
-    assert state.deployments["dp_1"].sdk == "sdk/1"
+    assert state.deployments[DP_1].sdk == "sdk/1"
 
 
 def test_at_level_1_an_upgraded_sdk_has_another_manifest_as_in_that_release() -> None:
     state, outcome = upgraded([1, 2], level=1)
 
-    assert outcome.result.code == 409 and state.deployments["dp_1"].sdk == "sdk/1"
+    assert outcome.result.code == 409 and state.deployments[DP_1].sdk == "sdk/1"
 
 
 def test_registering_an_older_deployment_again_does_not_bring_it_back_unless_forced() -> None:
@@ -172,7 +188,7 @@ def test_a_deployment_keeps_the_name_of_its_protocol() -> None:
     assert outcome.differences == ("the way to reach it changed",)
     (kept,) = meta.decode_state(meta.encode_state(state)).deployments.values()
     assert kept.protocol_name == "another"
-    (command, _) = meta.restored(state, cluster="new", placement=[["n1"]] * 8, replication=1)
+    (command, _) = meta.restored(state, cluster="new", placement=[[N1]] * 8, replication=1)
     sent = meta.decode(meta.encode(meta.Proposal(b"o", 1, 1, command))).command
     assert sent == command and isinstance(sent, meta.RestoreDeployment) and sent.protocol_name == "another"
 
@@ -196,9 +212,9 @@ def test_a_deployment_never_changes_unless_forced() -> None:
     assert refused.result.code == 409
     assert refused.differences == ("trips/cancel: was added",)
     assert (forced.result.code, forced.deployment) == (0, "dp_1")
-    assert state.deployments["dp_1"].services == [changed]
-    assert state.deployments["dp_1"].revisions == {"trips": 2}
-    assert state.deployments["dp_1"].created_ms == 1000
+    assert state.deployments[DP_1].services == [changed]
+    assert state.deployments[DP_1].revisions == {"trips": 2}
+    assert state.deployments[DP_1].created_ms == 1000
 
 
 def test_a_changed_schema_or_option_is_named_in_the_difference() -> None:
@@ -251,9 +267,9 @@ def test_a_new_handler_and_an_unrelated_service_break_no_caller() -> None:
 def test_the_newest_deployment_of_a_service_is_removed_only_by_force() -> None:
     state = state_after(register(OLD, id_="dp_1"), register(NEW, id_="dp_2"))
 
-    refused = meta.apply(state, 2, RemoveDeployment("dp_2", force=False))
-    older = meta.apply(state, 3, RemoveDeployment("dp_1", force=False))
-    forced = meta.apply(state, 4, RemoveDeployment("dp_2", force=True))
+    refused = meta.apply(state, 2, RemoveDeployment(DP_2, force=False))
+    older = meta.apply(state, 3, RemoveDeployment(DP_1, force=False))
+    forced = meta.apply(state, 4, RemoveDeployment(DP_2, force=True))
 
     assert refused.result.code == 409 and "trips" in refused.result.message
     assert older.result.code == forced.result.code == 0
@@ -261,16 +277,16 @@ def test_the_newest_deployment_of_a_service_is_removed_only_by_force() -> None:
 
 
 def test_after_a_forced_removal_the_previous_revision_is_current_and_numbers_continue() -> None:
-    state = state_after(register(OLD, id_="dp_1"), register(NEW, id_="dp_2"), RemoveDeployment("dp_2", force=True))
+    state = state_after(register(OLD, id_="dp_1"), register(NEW, id_="dp_2"), RemoveDeployment(DP_2, force=True))
     assert (current := state.current("trips")) is not None and current.id == "dp_1"
 
     meta.apply(state, 9, register("http://third", id_="dp_3"))
 
-    assert state.deployments["dp_3"].revisions == {"trips": 3}
+    assert state.deployments[DeploymentId("dp_3")].revisions == {"trips": 3}
 
 
 def test_removing_an_unknown_deployment_is_a_404() -> None:
-    assert meta.apply(MetaState(), 1, RemoveDeployment("dp_9", force=True)).result.code == 404
+    assert meta.apply(MetaState(), 1, RemoveDeployment(DeploymentId("dp_9"), force=True)).result.code == 404
 
 
 def test_deployments_are_bounded() -> None:

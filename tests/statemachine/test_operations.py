@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from random import Random
 
-from holdfast.sdk.ids import InvocationId, format_id, workflow_id
+from holdfast.sdk.ids import DeploymentId, InvocationId, format_id, workflow_id
 from holdfast.sdk.journal import (
     CANCELLED,
     KILLED,
@@ -42,6 +42,8 @@ from holdfast.statemachine.effects import (
 from holdfast.statemachine.records import End
 from holdfast.statemachine.state import State
 from tests.statemachine.rig import BOOM, HOUR_MS, RESULT, Rig, failure, ident
+
+DP_1 = DeploymentId("dp_1")
 
 CANCELLATION = pack_outcome(CANCELLED)
 
@@ -109,12 +111,12 @@ def test_a_cancellation_before_the_output_starts_another_attempt() -> None:
     rig.step(a, Op.RUN, ["hotel"], RESULT)
     rig.do(Cancel(a))
 
-    rig.do(Complete(a, 1, RESULT, "dp_1", 2, notices=True))
+    rig.do(Complete(a, 1, RESULT, DP_1, 2, notices=True))
 
     assert rig.effects == [StartAttempt(a, 2, None)]
     assert rig.load(a).cancelled and rig.outcome(a) is None
     rig.step(a, Op.RUN, ["cancelled after step 1"], CANCELLATION)
-    rig.do(Complete(a, 2, RESULT, "dp_1", 3, notices=True))
+    rig.do(Complete(a, 2, RESULT, DP_1, 3, notices=True))
     assert rig.outcome(a) == RESULT, "the code knew, and completes as it likes"
 
 
@@ -124,8 +126,8 @@ def test_an_output_counts_if_its_sdk_could_not_notice_the_cancellation() -> None
     rig.do(Cancel(old))
     rig.do(Cancel(failed))
 
-    rig.do(Complete(old, 1, RESULT, "dp_1", 1))
-    rig.do(Complete(failed, 1, BOOM, "dp_1", 1, notices=True))
+    rig.do(Complete(old, 1, RESULT, DP_1, 1))
+    rig.do(Complete(failed, 1, BOOM, DP_1, 1, notices=True))
 
     assert (rig.outcome(old), rig.outcome(failed)) == (RESULT, BOOM)
 
@@ -136,7 +138,7 @@ def test_before_level_2_an_output_counts_although_the_invocation_was_cancelled()
     a = rig.invoke("a")
     rig.do(Cancel(a))
 
-    rig.do(Complete(a, 1, RESULT, "dp_1", 1, notices=True))
+    rig.do(Complete(a, 1, RESULT, DP_1, 1, notices=True))
 
     assert rig.outcome(a) == RESULT
 
@@ -259,7 +261,7 @@ def test_resuming_can_move_an_invocation_to_another_deployment() -> None:
     rig.step(a, Op.RUN, ["x"], RESULT)
     assert queries.statistics(rig.txn).deployments == {"dp_1": 1}
 
-    effects = rig.do(Resume(a, "dp_2"))
+    effects = rig.do(Resume(a, DeploymentId("dp_2")))
 
     assert [type(effect) for effect in effects] == [AbortAttempt, StartAttempt]
     assert rig.load(a).deployment == "dp_2"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.sdk.ids import InvocationId, partition_of
+from holdfast.sdk.ids import InvocationId, PartitionNumber, partition_of
 from holdfast.sdk.journal import Op
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import (
@@ -51,15 +51,15 @@ class Pair:
         self.rigs = [Rig(partition, PARTITIONS) for partition in range(PARTITIONS)]
 
     def deliver(self, source: int, *, first: int | None = None, count: int = 100) -> Deliver:
-        begin, messages = queries.outbox(self.rigs[source].txn, 1 - source, (first or 1) - 1, count)
-        return Deliver(source, begin, messages)
+        begin, messages = queries.outbox(self.rigs[source].txn, PartitionNumber(1 - source), (first or 1) - 1, count)
+        return Deliver(PartitionNumber(source), begin, messages)
 
     def carry(self, source: int) -> None:
         delivery = self.deliver(source)
         if delivery.messages:
             self.rigs[1 - source].do(delivery)
             assert self.rigs[1 - source].result.code in (0, 200)
-            self.rigs[source].do(TrimOutbox(1 - source, delivery.first + len(delivery.messages) - 1))
+            self.rigs[source].do(TrimOutbox(PartitionNumber(1 - source), delivery.first + len(delivery.messages) - 1))
 
 
 def call_across(pair: Pair) -> tuple[InvocationId, InvocationId, int]:
@@ -72,12 +72,12 @@ def call_across(pair: Pair) -> tuple[InvocationId, InvocationId, int]:
 def test_a_call_to_another_partition_goes_through_the_outbox_and_its_outcome_comes_back() -> None:
     pair = Pair()
     caller, child, index = call_across(pair)
-    assert pair.rigs[0].effects == [Acknowledge(caller, 1, 2), FlushOutbox(1)]
+    assert pair.rigs[0].effects == [Acknowledge(caller, 1, 2), FlushOutbox(PartitionNumber(1))]
     assert queries.outbox_targets(pair.rigs[0].txn) == [1]
 
     pair.carry(0)
     assert pair.rigs[1].started() == [child]
-    assert pair.rigs[1].complete(child) == [Reply(child, RESULT), FlushOutbox(0)]
+    assert pair.rigs[1].complete(child) == [Reply(child, RESULT), FlushOutbox(PartitionNumber(0))]
     pair.carry(1)
 
     assert pair.rigs[0].effects == [SendCompletion(caller, 1, index, 3, RESULT)]
@@ -103,7 +103,7 @@ def test_a_delivery_after_a_gap_is_refused() -> None:
     call_across(pair)
     messages = pair.deliver(0).messages
 
-    assert pair.rigs[1].do(Deliver(0, 2, messages)) == []
+    assert pair.rigs[1].do(Deliver(PartitionNumber(0), 2, messages)) == []
 
     assert pair.rigs[1].result.code == 409
 
@@ -135,9 +135,9 @@ def test_the_length_of_the_outbox_is_what_the_receiver_has_not_confirmed() -> No
         caller = pair.rigs[0].invoke(named(0))
         pair.rigs[0].step(caller, Op.CALL, ["greeter", "help", None, b"", {}], child=row)
         lengths.append(queries.outbox_length(pair.rigs[0].txn))
-    pair.rigs[0].do(TrimOutbox(1, 1))
+    pair.rigs[0].do(TrimOutbox(PartitionNumber(1), 1))
     lengths.append(queries.outbox_length(pair.rigs[0].txn))
-    pair.rigs[0].do(TrimOutbox(1, 3))
+    pair.rigs[0].do(TrimOutbox(PartitionNumber(1), 3))
 
     assert [*lengths, queries.outbox_length(pair.rigs[0].txn)] == [0, 1, 2, 3, 2, 0]
 
@@ -149,7 +149,7 @@ def test_sequence_numbers_continue_after_the_whole_outbox_is_trimmed() -> None:
     pair.rigs[0].do(Cancel(ident(named(0))))
 
     assert pair.deliver(0).first == 2
-    pair.rigs[0].do(TrimOutbox(1, 1))
+    pair.rigs[0].do(TrimOutbox(PartitionNumber(1), 1))
     assert pair.rigs[0].result.code == 200
 
 
@@ -184,7 +184,7 @@ def test_attaching_reaches_another_partition() -> None:
         pytest.param(b"\xc1", id="no msgpack"),
         pytest.param(b"\x93\xcd\x03\xe7\x01\x02", id="a command of a later release"),
         pytest.param(encode_command(Announce(9, "x")), id="no message"),
-        pytest.param(encode_command(Deliver(0, 1, [])), id="a delivery in a delivery"),
+        pytest.param(encode_command(Deliver(PartitionNumber(0), 1, [])), id="a delivery in a delivery"),
     ],
 )
 def test_a_message_unknown_to_this_release_stops_the_node_before_any_is_applied(unknown: bytes) -> None:
@@ -192,9 +192,9 @@ def test_a_message_unknown_to_this_release_stops_the_node_before_any_is_applied(
     good = Invoke(ident(named(1)), "greeter", "help", None, Mode.PLAIN, b"", {}, 0, None, -1, HOUR_MS)
 
     with pytest.raises(TooNew, match=r"message 2 of partition 0 .* level 3.* start this node with the release"):
-        rig.do(Deliver(0, 1, [encode_command(good), unknown]))
+        rig.do(Deliver(PartitionNumber(0), 1, [encode_command(good), unknown]))
 
-    assert rig.state.taken(0) == 0 and not rig.state.todo
+    assert rig.state.taken(PartitionNumber(0)) == 0 and not rig.state.todo
 
 
 def test_at_level_1_an_unreadable_message_is_skipped_as_in_that_release() -> None:
@@ -202,9 +202,9 @@ def test_at_level_1_an_unreadable_message_is_skipped_as_in_that_release() -> Non
     rig.state = State(1, PARTITIONS, level=1)
     good = Invoke(ident(named(1)), "greeter", "help", None, Mode.PLAIN, b"", {}, 0, None, -1, HOUR_MS)
 
-    rig.do(Deliver(0, 1, [b"\xc1", encode_command(Announce(9, "x")), encode_command(good)]))
+    rig.do(Deliver(PartitionNumber(0), 1, [b"\xc1", encode_command(Announce(9, "x")), encode_command(good)]))
 
-    assert rig.started() == [good.id] and rig.state.taken(0) == 3
+    assert rig.started() == [good.id] and rig.state.taken(PartitionNumber(0)) == 3
 
 
 def test_a_new_leader_finds_all_pending_work() -> None:
@@ -221,7 +221,7 @@ def test_a_new_leader_finds_all_pending_work() -> None:
 
     attempts = [(effect.id, effect.epoch) for effect in found if isinstance(effect, RecoverAttempt)]
     assert attempts == sorted([(caller, 1), (sleeper, 1)]) and following is None
-    assert FlushOutbox(1) in found and ArmTimer(due_ms) in found
+    assert FlushOutbox(PartitionNumber(1)) in found and ArmTimer(due_ms) in found
     assert queries.next_due(rig.txn) == due_ms
 
 

@@ -1,5 +1,6 @@
 """Steps that run a function: failures and retries, runs in doubt, cancellation."""
 
+from holdfast.sdk.ids import DeploymentId
 from holdfast.sdk.journal import (
     CANCELLED,
     Op,
@@ -115,7 +116,7 @@ def test_a_run_that_succeeds_after_retries_has_its_outcome() -> None:
 def test_a_run_with_a_journaled_intent_is_in_doubt_until_an_operator_decides() -> None:
     rig = Rig()
     a = rig.invoke("a")
-    assert rig.do(RecordIntent(a, 1, 1, "/pay", "pay", "dp_1")) == [Acknowledge(a, 1, 2)]
+    assert rig.do(RecordIntent(a, 1, 1, "/pay", "pay", DeploymentId("dp_1"))) == [Acknowledge(a, 1, 2)]
     rig.do(Redispatch(a, 1))
     rig.do(FailAttempt(a, 2, [1, 500, "pay is in doubt", "InDoubt"], Retry(), 0, 0, True))
     assert rig.status(a) == Status.PAUSED

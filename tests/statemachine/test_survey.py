@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.sdk.ids import DeploymentId
 from holdfast.sdk.journal import Op
 from holdfast.statemachine import survey
 from holdfast.statemachine.commands import CompletePromise, FailAttempt, Invoke, Mode, RecordIntent, SetState
@@ -74,7 +75,7 @@ def test_what_waits_for_somebody_is_found_by_kind_and_service() -> None:
     promise = rig.invoke("b", service="flow", key="k")
     rig.step(promise, Op.PROMISE, ["approved"])
     doubt = rig.invoke("c", service="pay")
-    rig.do(RecordIntent(doubt, 1, 1, "0/pay/0", "charge", "dp_1"))
+    rig.do(RecordIntent(doubt, 1, 1, "0/pay/0", "charge", DeploymentId("dp_1")))
     asleep = rig.invoke("d", service="agent")
     rig.step(asleep, Op.SLEEP, [1000])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.sdk.ids import NodeId
 from holdfast.statemachine import meta
 from holdfast.statemachine.meta import MetaState, Proposal, RestoreCluster
 from holdfast.statemachine.webhooks import HOOKS_MAX, CreateWebhook, DeleteWebhook, HookId, Webhooks
@@ -49,6 +50,6 @@ def test_a_webhook_survives_the_log_and_a_cluster_from_a_backup_has_none_but_a_n
     assert state.webhooks.by_id[HOOK.id].secret == "whsec_SECRET" and state.webhooks.version == 50
 
     restored = meta.decode_state(meta.encode_state(state))
-    meta.apply(restored, 100, RestoreCluster("c", [["n1"]], 1, {}, {}, 2))
+    meta.apply(restored, 100, RestoreCluster("c", [[NodeId("n1")]], 1, {}, {}, 2))
 
     assert not restored.webhooks.by_id and restored.webhooks.version == 100

@@ -13,6 +13,7 @@ from holdfast.cluster.members.founding import Founding, write_founding
 from holdfast.cluster.snapshotting import keeper
 from holdfast.cluster.snapshotting import service as snapshots
 from holdfast.log.replica import Replica
+from holdfast.sdk.ids import numbers_of
 from holdfast.snapshots.backups import digest_of, part_name
 from holdfast.snapshots.files import sync_directory
 from holdfast.snapshots.stores import Stat
@@ -113,7 +114,7 @@ def half_a_restore_believed() -> list[Patch]:
 
     def restored(config: Any, store: Any, manifest: Any, **options: Any) -> Any:
         places = restoring.places_of(manifest.partitions, config.founders, config.replication)
-        mine = tuple(number for number, members in enumerate(places) if config.node in members)
+        mine = tuple(number for number in numbers_of(len(places)) if config.node in places[number])
         identity = restoring.identify(config, manifest)
         founding = Founding(config.cluster, config.node, config.founders, manifest.partitions, identity)
         if restoring._is_made(config.data, founding):

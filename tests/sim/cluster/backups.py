@@ -26,7 +26,7 @@ from holdfast.cluster.backup.restoring import (
     read_plan,
     restore,
 )
-from holdfast.cluster.config import BadConfig, Config
+from holdfast.cluster.config import BadConfig, Config, founders_of
 from holdfast.cluster.errors import Circumstance, Conflict
 from holdfast.cluster.groups import FIRST_PARTITION_GROUP
 from holdfast.cluster.members.founding import open_founding
@@ -309,7 +309,7 @@ class Restoration:
 
     def _needed(self, config: Config) -> list[str]:
         """Needed by one of the founders."""
-        places = places_of(self.manifest.partitions, config.founders, config.replication)
+        places = places_of(self.manifest.partitions, founders_of(config), config.replication)
         return self._names(lambda number: config.node in places[number])
 
     def _damage(self) -> None:

@@ -37,7 +37,7 @@ from holdfast.cluster.values import shared_store as objects
 from holdfast.cluster.values.janitor import Janitor
 from holdfast.log.errors import ProposalError
 from holdfast.log.host import Host
-from holdfast.sdk.ids import InvocationId, partition_of
+from holdfast.sdk.ids import InvocationId, PartitionNumber, partition_of
 from holdfast.snapshots import cut, restore, transfer
 from holdfast.snapshots.errors import SnapshotError
 from holdfast.snapshots.format import ANY, BLOCK_BYTES, SnapshotFile, read_header
@@ -92,7 +92,7 @@ def derived_before_announced() -> list[Patch]:
 def resubmitted_as_another() -> list[Patch]:
     """After an unknown outcome, the invocation is submitted again with a new id."""
 
-    async def submit_again(self: Any, number: int, command: Any, error: Any, deadline: float) -> Any:
+    async def submit_again(self: Any, number: PartitionNumber, command: Any, error: Any, deadline: float) -> Any:
         if type(command) is Invoke:
             command = command._replace(id=InvocationId(command.id[:4] + os.urandom(12)))
         return await original(self, number, command, error, deadline)
@@ -211,7 +211,7 @@ def serves_nothing_while_hollow() -> list[Patch]:
         assert isinstance(loop, SimLoop) and loop.process.node is not None
         node = loop.process.node
         for group in list(node.ground.log.host.hollow):
-            machine = node.ground.replicas.machines[group - FIRST_PARTITION_GROUP]
+            machine = node.ground.replicas.machines[PartitionNumber(group - FIRST_PARTITION_GROUP)]
             await node.ground.catch_up.fill(node.ground.log, group, machine, lambda: sorted(node.config.peers))
 
     original = Joining._catch_up
@@ -221,7 +221,7 @@ def serves_nothing_while_hollow() -> list[Patch]:
 def messages_before_their_values() -> list[Patch]:
     """Large values are left to the deliverer of the message."""
 
-    async def stage(self: Any, number: int, ref: Any, chunk: Any) -> None: ...
+    async def stage(self: Any, number: PartitionNumber, ref: Any, chunk: Any) -> None: ...
 
     return [(Router, "stage", stage)]
 
@@ -343,7 +343,7 @@ def newcomers_waited_for() -> list[Patch]:
 def one_read_holds_up_all_watches() -> list[Patch]:
     """A read that fails in one partition ends the round of all watches of its node."""
 
-    async def watch(self: Any, number: int, leader: str, ids: list[InvocationId]) -> None:
+    async def watch(self: Any, number: PartitionNumber, leader: str, ids: list[InvocationId]) -> None:
         if leader == self._node:
             completed = await self._completed_here(number, ids)
         else:

@@ -23,6 +23,7 @@ from holdfast.log import environment as log_environment
 from holdfast.log.environment import LinkEvents, NodeConfig
 from holdfast.log.replica import Committed
 from holdfast.log.rows import Rows
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.snapshots.stores import Store
 from holdfast.statemachine.meta import NATIVE
 from tests.sim.cluster.files import SimState
@@ -120,7 +121,9 @@ class SimLog(log_environment.Environment):
 class WatchedMachine(PartitionMachine):
     """The real machine, with an oracle that sees each command before it is applied."""
 
-    def __init__(self, process: Process, number: int, state: Any, *, partitions: int, origin: bytes) -> None:
+    def __init__(
+        self, process: Process, number: PartitionNumber, state: Any, *, partitions: int, origin: bytes
+    ) -> None:
         super().__init__(number, state, partitions=partitions, origin=origin)
         self._process = process
 
@@ -222,7 +225,7 @@ class SimEnvironment(Environment):
         self._process = process
 
     def open_machine(
-        self, number: int, path: Path, *, owner: str, restore: Callable[[Path], object], partitions: int
+        self, number: PartitionNumber, path: Path, *, owner: str, restore: Callable[[Path], object], partitions: int
     ) -> PartitionMachine:
         process = self._process
         state = SimState.open(

@@ -15,8 +15,9 @@ from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.log.messages import GroupId
 from holdfast.log.replica import Committed
-from holdfast.sdk.ids import InvocationId, partition_of
+from holdfast.sdk.ids import InvocationId, PartitionNumber, partition_of
 from holdfast.sdk.journal import Op, Step, unpack_step
 from holdfast.statemachine import blobs, explain, queries, refs, tables
 from holdfast.statemachine.commands import (
@@ -83,7 +84,7 @@ class Reference:
 
     def kept(self, target: int) -> int:
         """The oldest message to another partition that is still kept; if there is none, the next one."""
-        first, messages = queries.outbox(self.txn, target, 0, 1)
+        first, messages = queries.outbox(self.txn, PartitionNumber(target), 0, 1)
         return first if messages else self.sent(target) + 1
 
     def step(self, ident: InvocationId, index: int) -> Step | None:
@@ -236,7 +237,9 @@ class Oracle:
         elif result.code == Code.VALUE_MISSING:
             self.world.counts["deliveries before their values refused"] += 1
         else:
-            first, sent = queries.outbox(self.references[command.source].txn, pair[1], taken, last - taken)
+            first, sent = queries.outbox(
+                self.references[command.source].txn, PartitionNumber(pair[1]), taken, last - taken
+            )
             if first != taken + 1 or sent != command.messages[taken + 1 - command.first :]:
                 self.violate(f"partition {pair[1]} took messages that {pair[0]} never sent")
             self.taken[pair] = last
@@ -258,7 +261,7 @@ class Oracle:
     def about_to_trim(self, process: Process, group: int, index: int) -> None:
         """A snapshot has everything that the log forgets, and survives a power loss at this very moment."""
         assert process.node is not None
-        durable = process.files.durable_snapshot(process.node.ground.snapshots.directory(group))
+        durable = process.files.durable_snapshot(process.node.ground.snapshots.directory(GroupId(group)))
         if durable < index:
             self.violate(f"{process.name} trims group {group} to {index}, and its durable snapshot is at {durable}")
         process.wiped.discard(group)

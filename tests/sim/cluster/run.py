@@ -11,6 +11,7 @@ from holdfast.cluster.groups import FIRST_PARTITION_GROUP, META_GROUP
 from holdfast.cluster.members.operations import read_node
 from holdfast.cluster.node import Node
 from holdfast.log.messages import GroupId
+from holdfast.sdk.ids import NodeId
 from holdfast.statemachine.members import ACTIVE, REMOVED
 from tests.sim.cluster.backups import Backups, Restoration
 from tests.sim.cluster.clients import Clients
@@ -199,7 +200,9 @@ class Faults:
                 process.boot_if_down()
             self._let_go(process)
 
-        self.clients.operate_on(lambda operations: operations.remove(process.name, force=False), "leaves", removed)
+        self.clients.operate_on(
+            lambda operations: operations.remove(NodeId(process.name), force=False), "leaves", removed
+        )
 
     def can_spare_one(self) -> bool:
         """A careful operator checks first: one at a time, and only if each partition has three replicas on four nodes."""
@@ -223,7 +226,7 @@ class Faults:
         nodes = [p.node for p in world.serving() if p.node is not None and p.node.is_serving and p is not process]
         shown = [
             None
-            if (known := node.ground.meta.state.membership.nodes.get(process.name)) is None
+            if (known := node.ground.meta.state.membership.nodes.get(NodeId(process.name))) is None
             else node.serving.operations.show(known)
             for node in nodes
         ]
@@ -247,10 +250,10 @@ class Faults:
             if move:
                 self.leaving = None
             self.clients.operate_on(
-                lambda operations: operations.undrain(name), "undrains", delay=world.rng.uniform(0, 3)
+                lambda operations: operations.undrain(NodeId(name)), "undrains", delay=world.rng.uniform(0, 3)
             )
 
-        self.clients.operate_on(lambda operations: operations.drain(name, move=move), "drains", drained)
+        self.clients.operate_on(lambda operations: operations.drain(NodeId(name), move=move), "drains", drained)
 
     def wipe(self) -> None:
         """A process dies, and before it restarts, files of one partition are removed or damaged.

@@ -28,6 +28,7 @@ from holdfast.cluster.values import shared_store as objects
 from holdfast.log.engine import Timing
 from holdfast.log.environment import LinkEvents
 from holdfast.log.node import Group
+from holdfast.sdk.ids import PartitionNumber
 from holdfast.statemachine import blobs
 from tests.sim.cluster import steps
 from tests.sim.cluster.files import Crashed, Disks, SimState
@@ -505,7 +506,7 @@ class World:
             return False
         if node is None or not process.serving:
             return True
-        replicas = node.ground.meta.state.membership.table.get(number)
+        replicas = node.ground.meta.state.membership.table.get(PartitionNumber(number))
         return replicas is not None and process.name in replicas.members
 
     async def discover(self, uri: str) -> Offer:
