@@ -139,7 +139,8 @@ def _live(readings: Readings, every: float, sort: str) -> None:
                 width, height = terminal.size
                 wanted = (id(kept), width, height, sort, is_paused, _trouble(reader), terminal.entered)
                 if wanted != drawn:
-                    terminal.show(_screen(kept, width, height, sort, _status(reader, sort, is_paused=is_paused)))
+                    status = _status(reader, sort, is_paused=is_paused)
+                    terminal.show(_screen(kept, width=width, height=height, sort=sort, status=status))
                     drawn = wanted
                 match terminal.key(LOOK_S):
                     case "q" | "Q" | "\x04":
@@ -152,7 +153,7 @@ def _live(readings: Readings, every: float, sort: str) -> None:
             reader.stop()
 
 
-def _screen(frame: dict[str, Any] | None, width: int, height: int, sort: str, status: top_text.Line) -> list[str]:
+def _screen(frame: dict[str, Any] | None, *, width: int, height: int, sort: str, status: top_text.Line) -> list[str]:
     lines: list[top_text.Line] = [] if frame is None else top_text.draw(frame, width, max(height - 1, 1), sort)
     lines += [[] for _ in range(height - 1 - len(lines))]
     show = top_text.plain if os.environ.get("NO_COLOR") else top_text.styled
