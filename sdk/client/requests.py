@@ -166,7 +166,7 @@ class Requests:
             given["payload"] = json.loads((serde or ANY).dump(payload))
         headers = {**self.headers, "Content-Type": "application/json"}
         return Request(
-            "POST", f"/holdfast/approvals/{approval_id}", json.dumps(given).encode(), headers, lambda _: None
+            "POST", f"/holdfast/approvals/{approval_id}", json.dumps(given).encode(), headers, read=lambda _: None
         )
 
     def promise(self, workflow: Any, key: str, name: str) -> str:
