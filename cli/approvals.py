@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from holdfast.cli import client
+from holdfast.cli import client, complete
 from holdfast.cli.output import admin_option, age, json_option, print_json, table
 
 
@@ -18,7 +18,7 @@ def approvals() -> None:
 
 
 @approvals.command("list")
-@click.option("--service", help="Only those asked for by this service.")
+@click.option("--service", shell_complete=complete.services, help="Only those asked for by this service.")
 @click.option("--assignee", help="Only those meant for this assignee.")
 @click.option("--key", help="Only those asked for by this key of a virtual object or workflow.")
 @click.option("--older-than", metavar="DURATION", help="Only those that wait for longer: 10m, 2h, 1d.")
@@ -61,7 +61,7 @@ def list_(limit: int, admin_url: str, as_json: bool, **chosen: str | None) -> No
 
 
 @approvals.command()
-@click.argument("approval")
+@click.argument("approval", shell_complete=complete.approvals)
 @admin_option
 @json_option
 def show(approval: str, admin_url: str, as_json: bool) -> None:
@@ -100,7 +100,7 @@ _payload = click.option(
 
 
 @approvals.command()
-@click.argument("approval")
+@click.argument("approval", shell_complete=complete.approvals)
 @_comment
 @_payload
 @admin_option
@@ -116,7 +116,7 @@ def approve(approval: str, comment: str | None, payload: str | None, admin_url: 
 
 
 @approvals.command()
-@click.argument("approval")
+@click.argument("approval", shell_complete=complete.approvals)
 @_comment
 @admin_option
 @json_option
@@ -126,7 +126,7 @@ def reject(approval: str, comment: str | None, admin_url: str, as_json: bool) ->
 
 
 @approvals.command()
-@click.argument("approval")
+@click.argument("approval", shell_complete=complete.approvals)
 @click.argument("choice")
 @_comment
 @_payload
