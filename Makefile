@@ -11,7 +11,7 @@ SEEDS ?= 2000
 START ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock quick quick-tests room test-pythons test check lint types dependencies audit fmt modules metrics sql-page sync-client sim sim-cluster sim-soak demo chaos chaos-log fuzz grow bench-log bench-e2e bench-queries bench-snapshots bench-statemachine bench-authentication dev clean
+.PHONY: help setup lock quick quick-tests room test-pythons test check lint types dependencies audit fmt modules metrics sql-page sync-client openapi-client sim sim-cluster sim-soak demo chaos chaos-log fuzz grow bench-log bench-e2e bench-queries bench-snapshots bench-statemachine bench-authentication dev clean
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-19s %s\n", $$1, $$2 }'
@@ -106,6 +106,12 @@ sql-page: setup ## Write docs/sql.md from the tables of SQL queries
 sync-client: setup ## Write sdk/client/synchronous.py from asynchronous.py
 	@$(BIN)/python -m tests.sync_client
 
+# In an environment of its own: neither the generator nor what it generates needs our packages, nor we theirs.
+openapi-client: setup ## Generate clients from the OpenAPI documents of a node, and call it with them (needs a network)
+	@[ -x .venv-openapi/bin/openapi-python-client ] || { $(BIN)/python -m venv .venv-openapi && \
+		.venv-openapi/bin/python -m pip install --quiet --disable-pip-version-check 'openapi-python-client>=0.25,<1' 'ruff>=0.8,<1'; }
+	@$(BIN)/python -m tests.openapi_client
+
 fmt: setup ## Format the code and fix what can be fixed
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
@@ -163,4 +169,4 @@ docs: setup ## Build the site of docs/ into build/docs: a broken link, or a code
 	@echo "==> docs: build/docs/index.html"
 
 clean: ## Remove .venv and every cache
-	@rm -rf .venv .venv-3.* .venv-audit .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist docs/reference
+	@rm -rf .venv .venv-3.* .venv-audit .venv-openapi .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist docs/reference

@@ -9,12 +9,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from typing import Annotated, ClassVar, Final, NotRequired, TypedDict
 
 from holdfast.log import errors as log_errors
 from holdfast.sdk.journal import Failure
 from holdfast.statemachine.access import ADMIN, permits
 from holdfast.statemachine.effects import Result
+
+
+class Error(TypedDict):
+    """Why a request was refused, or how an invocation failed."""
+
+    code: Annotated[int, "the HTTP status; of a failed invocation, the code of its TerminalError"]
+    message: str
+    source: Annotated[str, "where it arose: ingress, admin, invocation (a handler failed), or node (it is starting)"]
+    hint: Annotated[str | None, "what to do about it"]
+    details: NotRequired[Annotated[list[str], "of some conflicts: one sentence for each reason"]]
+    metadata: NotRequired[Annotated[dict[str, str], "what the handler attached to its error"]]
+
 
 NOT_READY: Final = 470  # Not a standard status: "not ready yet" must not look like an error of the server.
 
@@ -233,7 +245,7 @@ def error_body(
     code: int, message: str, *, source: str, hint: str | None, metadata: dict[str, str] | None = None
 ) -> bytes:
     """The JSON body of every error. `metadata` is what a handler attached to its `TerminalError`."""
-    shown: dict[str, Any] = {"code": code, "message": message, "source": source, "hint": hint}
+    shown: Error = {"code": code, "message": message, "source": source, "hint": hint}
     if metadata:
         shown["metadata"] = metadata
     return json.dumps(shown).encode()

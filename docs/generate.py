@@ -336,30 +336,81 @@ def admin_page(document: dict[str, Any]) -> str:
         "# Admin API",
         "",
         "From the OpenAPI document that each node serves at `/openapi.json` of its admin port (9070). The requests of",
-        "clients, and what errors look like, are in [HTTP](../http.md).",
+        "clients, what errors look like, and how to generate a client are in [HTTP](../http.md). [Bodies](#bodies) has the",
+        "fields of all bodies.",
         "",
     ]
+    schemas = document["components"]["schemas"]
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             lines += [f"## {method.upper()} {path}", "", f"{operation['summary'].rstrip('.')}.", ""]
             rows = [(each["name"], each["in"], _text_of(each)) for each in operation.get("parameters", [])]
-            body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-            rows += [(name, "body", _text_of(each)) for name, each in body.get("properties", {}).items()]
             if rows:
                 lines += ["| parameter | in | |", "|---|---|---|"]
                 lines += [f"| `{name}` | {where} | {_cell(text)} |" for name, where, text in rows]
                 lines.append("")
+            if body := _bodies(operation.get("requestBody", {})):
+                lines += [f"The body of the request is {body}.", ""]
             answers = {code: each for code, each in operation["responses"].items() if "description" in each}
-            if answers:
-                lines += [*(f"- **{code}**: {_cell(each['description'])}" for code, each in answers.items()), ""]
+            lines += [
+                f"- **{code}**: {_cell(each['description'])}" + (f" ({body})" if (body := _bodies(each)) else "")
+                for code, each in answers.items()
+            ]
+            lines.append("")
+    lines += ["(bodies)=", "## Bodies", "", "Every error has the body [Error](#body-error).", ""]
+    for name, schema in sorted(schemas.items()):
+        lines += [f"(body-{name.lower()})=", f"### {name}", ""]
+        if "description" in schema:
+            lines += [_cell(schema["description"]), ""]
+        lines += ["| field | type | |", "|---|---|---|"]
+        required = schema.get("required", [])
+        for field, each in schema["properties"].items():
+            optional = "" if field in required else " (optional)"
+            lines.append(f"| `{field}`{optional} | {_type_of(each)} | {_cell(_text_of(each))} |")
+        lines.append("")
     return "\n".join(lines) + "\n"
 
 
-def _text_of(parameter: dict[str, Any]) -> str:
-    schema = parameter.get("schema", parameter)
-    text = parameter.get("description") or schema.get("description") or ""
-    allowed = ", ".join(f"`{each}`" for each in schema.get("enum", []))
-    return ": ".join(part for part in (text, allowed) if part)
+def _bodies(described: dict[str, Any]) -> str:
+    """Of a request or an answer, with links to their fields."""
+    found = []
+    for kind, media in described.get("content", {}).items():
+        if "x-holdfast-events" in media:
+            found += [f"`{event}`: {_type_of(data)}" for event, data in media["x-holdfast-events"].items()]
+        else:
+            is_described = kind == "application/json" and media["schema"].keys() & {"$ref", "anyOf"}
+            found.append(_type_of(media["schema"]) if is_described else f"`{kind}`")
+    return ", ".join(found)
+
+
+def _type_of(schema: dict[str, Any]) -> str:
+    """In a few words."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#body-{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(_type_of(each) for each in schema["anyOf"])
+    kinds = schema.get("type", "any JSON")
+    words = []
+    for kind in [kinds] if isinstance(kinds, str) else kinds:
+        if kind == "array":
+            words.append(f"list of {_type_of(schema['items'])}")
+        elif kind == "object" and "additionalProperties" in schema:
+            words.append(f"object of {_type_of(schema['additionalProperties'])}")
+        else:
+            words.append("time" if kind == "string" and schema.get("format") == "date-time" else kind)
+    return " or ".join(words)
+
+
+def _text_of(described: dict[str, Any]) -> str:
+    """Of a parameter or a field."""
+    schema = described.get("schema", described)
+    text = described.get("description") or schema.get("description") or ""
+    allowed = ", ".join(f"`{json.dumps(each).strip(chr(34))}`" for each in schema.get("enum", []))
+    found = ": ".join(part for part in (text, allowed) if part)
+    if "minimum" in schema and "maximum" in schema:
+        found = f"{found}, {schema['minimum']} to {schema['maximum']}".removeprefix(", ")
+    return f"{found}; {schema['default']} if not given" if "default" in schema else found
 
 
 def metrics_page(families: Sequence[Metric]) -> str:

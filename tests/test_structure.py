@@ -9,6 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast import __version__
+from holdfast.cluster.admin.routes import ROUTES as ADMIN_ROUTES
+from holdfast.cluster.http.routes import Route
+from holdfast.cluster.http.shapes import Health
+from holdfast.cluster.ingress.routes import ROUTES as INGRESS_ROUTES
 from tests import modules_page
 from tests.__main__ import BESIDE, NOT_QUICK, QUICK, SIMULATORS
 from tests.structure import (
@@ -531,3 +535,36 @@ def test_the_engine_may_disable_the_pickle_of_pysyncobj_but_not_call_it() -> Non
 )
 def test_a_room_that_does_not_assert_its_name_is_seen(source: str) -> None:
     assert len(unasserted_name(parse(source, "holdfast.cluster", is_package=True))) == 1
+
+
+WHAT_TO_DO = (
+    "give each status below 400 in `answers` of the Route the shape of its body, as in (200, 'the token', Token), and the "
+    "Route the shape of the request's `body` if it reads one: a TypedDict of cluster/admin/shapes, or Raw or EventStream of "
+    "cluster/http/routes.py (CONTRIBUTING.md, An endpoint of the admin API)"
+)
+
+
+def undescribed(route: Route) -> list[str]:
+    """What OpenAPI could not say about a route."""
+    what = f"{route.method} {route.path}"
+    success = [reply for reply in route.answers if reply[0] < 400]
+    found = [] if success else [f"{what}: `answers` names no status for a success"]
+    for reply in success:
+        if reply[0] not in (204, 304) and len(reply) == 2:
+            found.append(f"{what}: the answer {reply[0]} has no shape")
+    if route.method == "PUT" and route.body is None:
+        found.append(f"{what}: there is no `body`")
+    return found
+
+
+def test_every_route_says_what_its_bodies_are() -> None:
+    assert [each for route in (*ADMIN_ROUTES, *INGRESS_ROUTES) for each in undescribed(route)] == [], WHAT_TO_DO
+
+
+def test_a_route_without_shapes_is_found() -> None:
+    assert undescribed(Route("GET", "/a", "a", "A", "read")) == ["GET /a: `answers` names no status for a success"]
+    assert undescribed(Route("GET", "/a", "a", "A", "read", answers=((200, "it"),))) == [
+        "GET /a: the answer 200 has no shape"
+    ]
+    assert len(undescribed(Route("PUT", "/a", "a", "A", "read", answers=((200, "it", Health),)))) == 1
+    assert undescribed(Route("HEAD", "/a", "a", "A", "read", answers=((200, "it", None), (404, "none")))) == []

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Final, assert_never
+from typing import assert_never
 
-from holdfast.cluster.admin.choices import ACTIONS, Action
+from holdfast.cluster.admin.choices import ACTIONS, STEP_MAX, TAKEN_BY, Action
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters
+from holdfast.cluster.admin.shapes.invocations import DONE, ActionDone
 from holdfast.cluster.errors import BadRequest, NotFound
 from holdfast.sdk.ids import ID_BYTES, DeploymentId, InvocationId, format_id
 from holdfast.statemachine.commands import Cancel, Command, Kill, Pause, Purge, Restart, Resume
@@ -28,24 +29,14 @@ def command_of(action: Action, id_: InvocationId, parameters: Parameters, deploy
         case "restart":
             # In the partition of the first one, which has its journal.
             new_id = InvocationId(id_[:4] + os.urandom(ID_BYTES - 4))
-            return Restart(id_, new_id, parameters.number("step", 0, 0, 2**32 - 1), deployment)
+            return Restart(id_, new_id, parameters.number("step", 0, 0, STEP_MAX), deployment)
         case _:
             assert_never(action)
 
 
-_DONE: Final[dict[Action, str]] = {
-    "cancel": "Cancelling",
-    "kill": "Killed",
-    "pause": "Paused",
-    "resume": "Resumed",
-    "restart": "Restarted",
-    "purge": "Purged",
-}
-
-
-def show_done(action: Action, id_: InvocationId, result: Result) -> dict[str, Any]:
-    status = _DONE[action] if result.code == Code.DONE else "Unchanged"
-    shown: dict[str, Any] = {"id": format_id(id_), "status": status}
+def show_done(action: Action, id_: InvocationId, result: Result) -> ActionDone:
+    status = DONE[action] if result.code == Code.DONE else "Unchanged"
+    shown: ActionDone = {"id": format_id(id_), "status": status}
     if action == "restart":
         shown["new_id"] = result.message
     elif result.message:
@@ -58,8 +49,7 @@ def action_of(request: AdminRequest, parameters: Parameters) -> Action:
     action = next((action for action in ACTIONS if action == given), None)
     if action is None:
         raise NotFound(f"there is no action {given!r:.60}", f"there are: {', '.join(ACTIONS)}")
-    if action != "restart" and parameters.text("step") is not None:
-        raise BadRequest("step: only restart accepts it")
-    if action not in ("resume", "restart") and parameters.text("to") is not None:
-        raise BadRequest("to: only resume and restart accept it")
+    for name, actions in TAKEN_BY.items():
+        if action not in actions and parameters.text(name) is not None:
+            raise BadRequest(f"{name}: only {' and '.join(actions)} {'accept' if len(actions) > 1 else 'accepts'} it")
     return action

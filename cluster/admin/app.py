@@ -16,6 +16,7 @@ from holdfast.cluster.admin.routes import ROUTES
 from holdfast.cluster.errors import NotFound, Unavailable, WrongMethod
 from holdfast.cluster.http.exchange import Answer, Request, split_target
 from holdfast.cluster.http.routes import PUBLIC, match
+from holdfast.cluster.http.shapes import Health
 
 _Method: TypeAlias = Callable[[AdminRequest], Awaitable[Answer]]
 _PREFIX: Final = "on_"
@@ -89,7 +90,10 @@ class NodeAdmin:
         if problem is not None:
             raise Unavailable(problem)
         warnings = self._warnings()
-        return json_answer(200, {"status": "ok", **({"warnings": warnings} if warnings else {})})
+        shown: Health = {"status": "ok"}
+        if warnings:
+            shown["warnings"] = [*warnings]
+        return json_answer(200, shown)
 
     async def on_metrics(self, request: AdminRequest) -> Answer:
         body, content_type = await self._metrics()

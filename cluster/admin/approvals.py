@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from holdfast.cluster.admin.choices import PAGE, PAGE_MAX
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, json_answer, read_body
+from holdfast.cluster.admin.shapes.approvals import ApprovalPage, Choice, Chosen
 from holdfast.cluster.admin.views import read_payload, show_approval, show_decision
 from holdfast.cluster.durations import parse_duration_ms
 from holdfast.cluster.errors import BadRequest
@@ -33,7 +34,8 @@ class ApprovalAdmin:
         )
         limit = parameters.number("limit", PAGE, 1, PAGE_MAX)
         page = await self._approvals.page(wanted, parameters.text("cursor"), limit)
-        return json_answer(200, {"approvals": [show_approval(row) for row in page.rows], "cursor": page.cursor})
+        shown: ApprovalPage = {"approvals": [show_approval(row) for row in page.rows], "cursor": page.cursor}
+        return json_answer(200, shown)
 
     async def on_approval(self, request: AdminRequest) -> Answer:
         Parameters(request)
@@ -43,10 +45,10 @@ class ApprovalAdmin:
         found = await self._approvals.find(read_approval_id(request.path["id"]))
         principal = request.request.principal
         principal.check_approval(found.service)
-        draft = read_draft(await read_body(request, {"choice", "comment", "payload"}, payloads=True), read_payload)
+        draft = read_draft(await read_body(request, Choice, payloads=True), read_payload)
         request.note(service=found.service, title=found.title, choice=draft.choice)
         made = await self._approvals.decide(found, draft, principal)
-        shown = {
+        shown: Chosen = {
             "id": format_approval(found.invocation, found.step),
             "status": "Decided" if made.is_new else "AlreadyDecided",
             "decision": show_decision(made.decided),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
-from holdfast.cluster.admin.choices import ACTIONS, PAGE, PAGE_MAX
+from holdfast.cluster.admin.choices import ACTIONS, PAGE, PAGE_MAX, SEQUENCE_MAX
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, json_answer, read_time
 from holdfast.cluster.admin.routes_of_approvals import DECIDE
+from holdfast.cluster.admin.shapes import access
+from holdfast.cluster.admin.shapes.access import AuditPage
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.http.audit import Audit, outcome_of
 from holdfast.cluster.http.exchange import Answer, Request
@@ -21,7 +23,6 @@ from holdfast.statemachine.audit import Act, Recorded
 
 SETTLE_S: Final = 2.0
 OUTCOMES: Final = ("done", "refused", "failed", "unknown")
-SEQUENCE_MAX: Final = 10**11 - 1
 
 
 class AuditAdmin:
@@ -45,7 +46,7 @@ class AuditAdmin:
             acts = [each for each in reversed(acts) if each.sequence > after]
         found = list(islice((each for each in acts if wanted(each.act)), limit + 1))
         more, found = len(found) > limit, found[:limit]
-        shown = {
+        shown: AuditPage = {
             "acts": [_show(each) for each in found],
             "cursor": found[-1].sequence if more and after < 0 else None,
             "newest": trail.next - 1,
@@ -110,7 +111,7 @@ def _filter(parameters: Parameters, now_ms: int) -> Callable[[Act], bool]:
     return matches
 
 
-def _show(recorded: Recorded) -> dict[str, Any]:
+def _show(recorded: Recorded) -> access.Act:
     act = recorded.act
     return {
         "sequence": recorded.sequence,

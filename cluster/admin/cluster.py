@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from holdfast.cluster.addresses import find_guarded
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, json_answer, read_body
+from holdfast.cluster.admin.shapes.cluster import Cluster, NewBackup, NodeAddress, RecentBackups, StoredSnapshots
 from holdfast.cluster.backup.job import Backups, check_place, read_place, show_to
 from holdfast.cluster.config import Config, read_host_port
 from holdfast.cluster.errors import BadRequest, Conflict, NotFound, Unavailable
@@ -27,7 +27,7 @@ class ClusterAdmin:
         router: Router,
         operations: Operations,
         *,
-        cluster: Callable[..., Awaitable[Mapping[str, Any]]],
+        cluster: Callable[..., Awaitable[Cluster]],
         snapshots: Snapshots,
         backups: Backups,
     ) -> None:
@@ -59,12 +59,13 @@ class ClusterAdmin:
                 "this node has no shared store of snapshots", "set `snapshots`; GET /cluster shows its own snapshots"
             )
         try:
-            return json_answer(200, {"store": self._config.snapshots, "snapshots": await self._snapshots.stored()})
+            shown: StoredSnapshots = {"store": self._config.snapshots, "snapshots": await self._snapshots.stored()}
+            return json_answer(200, shown)
         except SnapshotError as error:
             raise Unavailable(str(error)) from None
 
     async def on_begin_backup(self, request: AdminRequest) -> Answer:
-        given = await read_body(request, {"to"})
+        given = await read_body(request, NewBackup)
         place = read_place(given.get("to"))
         request.note(to=place.partition("?")[0])
         roles = request.request.principal.roles
@@ -72,9 +73,10 @@ class ClusterAdmin:
         return json_answer(202, show_to(roles, self._backups.begin(place)))
 
     async def on_backups(self, request: AdminRequest) -> Answer:
-        return json_answer(
-            200, {"backups": [show_to(request.request.principal.roles, each) for each in self._backups.recent()]}
-        )
+        shown: RecentBackups = {
+            "backups": [show_to(request.request.principal.roles, each) for each in self._backups.recent()]
+        }
+        return json_answer(200, shown)
 
     async def on_backup(self, request: AdminRequest) -> Answer:
         return json_answer(200, show_to(request.request.principal.roles, await self._backups.show(request.path["id"])))
@@ -85,8 +87,8 @@ class ClusterAdmin:
         )
 
     async def on_add_node(self, request: AdminRequest) -> Answer:
-        given = await read_body(request, {"name", "address", "zone"})
-        node = read_node(given.get("name"), given.get("address"), given.get("zone") or "")
+        given = await read_body(request, NodeAddress)
+        node = read_node(given.get("name"), given.get("address"), "" if given.get("zone") is None else given["zone"])
         request.note(name=node.name, address=node.address)
         place = read_host_port(node.address)
         if (guarded := await find_guarded(place.host, place.port)) is not None:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
 
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, read_statuses
+from holdfast.cluster.admin.shapes.webhooks import Hello, Notice
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.events.feed import INVOCATION, KINDS, RESET, Event, Feed, Reader
 from holdfast.cluster.events.positions import BadPositions
 from holdfast.cluster.http.event_stream import EVENT_STREAM, RETRY, SIGN_OF_LIFE, SIGN_OF_LIFE_S, block, line_of
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.http.streams import Stream
+from holdfast.cluster.partition import views
 from holdfast.cluster.partition.changes import Change
 from holdfast.cluster.partition.views import show_change
 from holdfast.sdk.ids import BadId, parse_id
@@ -49,7 +50,7 @@ class EventAdmin:
         reader = await self._feed.open(after)
         loop = asyncio.get_running_loop()
         try:
-            hello = {"node": self._node, "resumed": reader.resumes}
+            hello: Hello = {"node": self._node, "resumed": reader.resumes}
             yield RETRY + block("hello", hello, self._id_of(reader))
             last_s = loop.time()
             while True:
@@ -112,7 +113,7 @@ def _passes(event: Event, tests: Sequence[_Test]) -> bool:
     return change is None or all(test(change) for test in tests)
 
 
-def _show(event: Event) -> dict[str, Any]:
+def _show(event: Event) -> views.Event | Notice:
     if event.change is not None:
         assert event.kind == INVOCATION, "only invocations change"
         return show_change(event.change)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from holdfast.cluster.admin.parameters import AdminRequest, json_answer, read_body
+from holdfast.cluster.admin.shapes.access import Identity, IdentityKey, IdentityRotation
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.registry.identity import IdentityKeys
@@ -20,14 +19,14 @@ class IdentityAdmin:
         return json_answer(200, self._show())
 
     async def on_rotate_identity(self, request: AdminRequest) -> Answer:
-        finish = (await read_body(request, {"finish"})).get("finish", False)
+        finish = (await read_body(request, IdentityRotation)).get("finish", False)
         if type(finish) is not bool:
             raise BadRequest('"finish" must be true or false')
         await (self._keys.finish_rotation() if finish else self._keys.begin_rotation())
         return json_answer(200, self._show())
 
-    def _show(self) -> dict[str, Any]:
-        keys = [
+    def _show(self) -> Identity:
+        keys: list[IdentityKey] = [
             {"id": key.id, "public_key": format_key(key.public), "created_at": show_time(key.created_ms)}
             for key in self._keys.state.keys
         ]

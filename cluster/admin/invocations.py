@@ -7,7 +7,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 from holdfast.cluster.admin.actions import action_of, command_of, show_done
-from holdfast.cluster.admin.choices import BULK, BULK_MAX, OLDEST, ORDERS, PAGE, PAGE_MAX, STEPS_PAGE
+from holdfast.cluster.admin.choices import (
+    BULK,
+    BULK_MAX,
+    FAILURE_CODE_MAX,
+    OLDEST,
+    ORDERS,
+    PAGE,
+    PAGE_MAX,
+    STEP_MAX,
+    STEPS_PAGE,
+)
 from holdfast.cluster.admin.healths import Healths
 from holdfast.cluster.admin.parameters import (
     AdminRequest,
@@ -22,6 +32,7 @@ from holdfast.cluster.admin.parameters import (
     step_of,
 )
 from holdfast.cluster.admin.routes import FILTER_NAMES
+from holdfast.cluster.admin.shapes.invocations import BulkDone, Decided, Decision, InvocationPage, Journal
 from holdfast.cluster.admin.views import read_payload, show_description, show_invocation, show_step
 from holdfast.cluster.durations import parse_duration_ms
 from holdfast.cluster.errors import BadRequest, Conflict, UnknownInvocation, check, circumstance
@@ -71,7 +82,8 @@ class InvocationAdmin:
             oldest=parameters.choice("order", ORDERS) == OLDEST,
         )
         shown = [show_invocation(record, page.failures.get(record.id)) for record in page.records]
-        return json_answer(200, {"invocations": shown, "cursor": page.cursor})
+        answer: InvocationPage = {"invocations": shown, "cursor": page.cursor}
+        return json_answer(200, answer)
 
     def _filter(self, parameters: Parameters) -> Filter:
         created_before_ms = read_time(parameters, "until", self._now_ms())
@@ -93,7 +105,9 @@ class InvocationAdmin:
             created_since_ms=read_time(parameters, "since", self._now_ms()),
             idempotency_key=parameters.text("idempotency_key"),
             key_prefix=parameters.text("key_prefix"),
-            failure_code=parameters.number("failure_code", 0, 1, 999_999) if parameters.text("failure_code") else None,
+            failure_code=parameters.number("failure_code", 0, 1, FAILURE_CODE_MAX)
+            if parameters.text("failure_code")
+            else None,
             failure=failure.lower() if (failure := parameters.text("failure")) is not None else None,
             parent=read_id(parent) if (parent := parameters.text("parent")) is not None else None,
             completed_since_ms=read_time(parameters, "completed_since", self._now_ms()),
@@ -120,7 +134,7 @@ class InvocationAdmin:
 
     async def on_journal(self, request: AdminRequest) -> Answer:
         parameters = Parameters(request, "start", "limit")
-        start = parameters.number("start", 0, 0, 2**32 - 1)
+        start = parameters.number("start", 0, 0, STEP_MAX)
         limit = parameters.number("limit", STEPS_PAGE, 1, STEPS_PAGE)
         id_ = id_of(request)
         steps = await self._reader.journal(id_, start, limit)
@@ -128,15 +142,18 @@ class InvocationAdmin:
             raise UnknownInvocation(f"there is no invocation {format_id(id_)}")
         may_complete = request.request.principal.may_invoke_all
         shown = [show_step(id_, start + offset, step, with_ids=may_complete) for offset, step in enumerate(steps)]
-        return json_answer(
-            200, {"id": format_id(id_), "steps": shown, "next": start + limit if len(steps) == limit else None}
-        )
+        journal: Journal = {
+            "id": format_id(id_),
+            "steps": shown,
+            "next": start + limit if len(steps) == limit else None,
+        }
+        return json_answer(200, journal)
 
     async def on_decide(self, request: AdminRequest) -> Answer:
         id_ = id_of(request)
         step = step_of(request)
         await self._check_decides(request, id_)
-        given = await read_body(request, {"value", "failure", "again"}, payloads=True)
+        given = await read_body(request, Decision, payloads=True)
         if len(given) != 1 or given.get("again", True) is not True:
             raise BadRequest('send exactly one of "value", "failure" and "again": true')
         outcome: list[Any] | None = None
@@ -150,7 +167,8 @@ class InvocationAdmin:
                 raise BadRequest('"failure" must have a "message" and may have a "code" from 400 to 599')
             outcome = failed(code, cut_text(message), "Decided")
         check(await self._router.submit(id_, DecideStep(id_, step, outcome)))
-        return json_answer(200, {"id": format_id(id_), "step": step, "status": "Decided"})
+        decided: Decided = {"id": format_id(id_), "step": step, "status": "Decided"}
+        return json_answer(200, decided)
 
     async def _check_decides(self, request: AdminRequest, id_: InvocationId) -> None:
         """A token that decides only for some services does not decide for others."""
@@ -170,7 +188,8 @@ class InvocationAdmin:
             deployment = await self._deployment(wanted, description.record)
         result = check(await self._router.submit(id_, command_of(action, id_, parameters, deployment)))
         done = show_done(action, id_, result)
-        request.note(**{name: done[name] for name in ("new_id",) if name in done})
+        if "new_id" in done:
+            request.note(new_id=done["new_id"])
         return json_answer(200, done)
 
     async def _deployment(self, wanted: str, record: Invocation) -> DeploymentId:
@@ -219,9 +238,11 @@ class InvocationAdmin:
             if not dry_run:
                 await asyncio.gather(*(act(record) for record in records))
         request.note(**tally)
-        if dry_run:
-            return json_answer(200, {"action": action, "matched": tally["matched"], "more": more})
-        return json_answer(200, {"action": action, **tally, "reasons": reasons, "more": more})
+        shown: BulkDone = {"action": action, "matched": tally["matched"], "more": more}
+        if not dry_run:
+            shown["done"], shown["unchanged"], shown["failed"] = tally["done"], tally["unchanged"], tally["failed"]
+            shown["reasons"] = reasons
+        return json_answer(200, shown)
 
     async def _matching(self, wanted: Filter, limit: int) -> AsyncIterator[tuple[list[Invocation], bool]]:
         """Pages of invocations, newest first, and whether there may be more behind each. Stops after a while: a filter that

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, read_body, read_size
+from holdfast.cluster.admin.shapes.invocations import NewInvocation
 from holdfast.cluster.admin.views import read_payload
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.http.exchange import JSON, Answer
 from holdfast.cluster.ingress.ingress import Ingress
 from holdfast.cluster.ingress.requests import Sent
 
-_FIELDS: Final = {"service", "handler", "key", "input", "headers", "idempotency_key", "delay"}
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE: Final = re.compile(r"[\t -~\x80-\U0010ffff]*")
 _IDEMPOTENCY_KEY: Final = "Idempotency-Key"
@@ -30,7 +30,7 @@ class InvokingAdmin:
 
     async def on_invoke(self, request: AdminRequest) -> Answer:
         Parameters(request)
-        given = await read_body(request, _FIELDS, payloads=True)
+        given = await read_body(request, NewInvocation, payloads=True)
         sent = _read(given)
         request.note(service=sent.service, handler=sent.handler, **({} if sent.key is None else {"key": sent.key}))
         try:

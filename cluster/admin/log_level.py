@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from holdfast.cluster.admin.parameters import AdminRequest, json_answer, read_body
+from holdfast.cluster.admin.shapes import cluster
+from holdfast.cluster.admin.shapes.cluster import LogLevelChange
 from holdfast.cluster.durations import parse_duration_ms
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.http.exchange import Answer
@@ -23,7 +24,7 @@ class LogLevelAdmin:
         return json_answer(200, self._show())
 
     async def on_set_log_level(self, request: AdminRequest) -> Answer:
-        given = await read_body(request, {"level", "for"})
+        given = await read_body(request, LogLevelChange)
         level, duration = given.get("level"), given.get("for")
         if "level" not in given or level not in (*LEVELS, None):
             raise BadRequest(f'"level" must be one of {", ".join(LEVELS)}, or null for the level of the setting')
@@ -42,7 +43,7 @@ class LogLevelAdmin:
             self._level.change(level, for_ms=for_ms, now_ms=self._now_ms())
         return json_answer(200, self._show())
 
-    def _show(self) -> dict[str, Any]:
+    def _show(self) -> cluster.LogLevel:
         until_ms = self._level.until_ms
         return {
             "node": self._node,

@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.cluster.admin.choices import PAGE, PAGE_MAX
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, json_answer, read_body, read_size
+from holdfast.cluster.admin.shapes.objects import KeyPage, Promises, StateEdit
 from holdfast.cluster.admin.views import read_payload, show_keyed, show_object, show_payload, show_promise, show_queue
 from holdfast.cluster.errors import BadRequest, Conflict, TooLarge, check
 from holdfast.cluster.http.exchange import Answer
@@ -56,7 +57,8 @@ class ObjectAdmin:
             parameters.text("cursor"),
             parameters.number("limit", PAGE, 1, PAGE_MAX),
         )
-        return json_answer(200, {"keys": [show_object(record) for record in found.records], "cursor": found.cursor})
+        shown: KeyPage = {"keys": [show_object(record) for record in found.records], "cursor": found.cursor}
+        return json_answer(200, shown)
 
     async def on_queue(self, request: AdminRequest) -> Answer:
         limit = Parameters(request, "limit").number("limit", PAGE, 1, PAGE_MAX)
@@ -66,11 +68,12 @@ class ObjectAdmin:
     async def on_promises(self, request: AdminRequest) -> Answer:
         Parameters(request)
         rows, more = await self._surveys.promises(*await self._keyed(request))
-        return json_answer(200, {"promises": [show_promise(*row) for row in rows], "more": more})
+        shown: Promises = {"promises": [show_promise(*row) for row in rows], "more": more}
+        return json_answer(200, shown)
 
     async def on_set_state(self, request: AdminRequest) -> Answer:
         name, key = await self._keyed(request)
-        given = await read_body(request, {"values", "remove", "replace", "expect"}, payloads=True)
+        given = await read_body(request, StateEdit, payloads=True)
         values, remove, replace = given.get("values", {}), given.get("remove", []), given.get("replace", False)
         expect = given.get("expect")
         if not isinstance(values, dict) or type(replace) is not bool:

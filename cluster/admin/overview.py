@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from holdfast.cluster.admin.shapes import cluster
+from holdfast.cluster.admin.shapes.cluster import Cluster, Node
 from holdfast.cluster.admin.views import show_pause
 from holdfast.cluster.config import Config
 from holdfast.cluster.groups import META_GROUP
@@ -27,7 +29,7 @@ from holdfast.log.errors import ProposalError
 from holdfast.log.link import LinkStatus
 from holdfast.log.node import LogNode
 from holdfast.sdk.ids import PartitionNumber
-from holdfast.statemachine.members import ACTIVE, Member
+from holdfast.statemachine.members import ACTIVE, Member, Replicas
 
 FRESH_S: Final = 3.0  # How long an operator waits for a meta group without a leader.
 
@@ -54,7 +56,7 @@ class Overview(NamedTuple):
     snapshots: Snapshots
     objects: Objects
 
-    async def show(self, *, reasons: bool = True) -> dict[str, Any]:
+    async def show(self, *, reasons: bool = True) -> Cluster:
         """`reasons`: why links are down. They tell what listens at an address, which is for administrators only.
 
         Nodes and the table are linearizable, if the meta group answers. The rest is as this node sees it: links,
@@ -77,17 +79,7 @@ class Overview(NamedTuple):
             "snapshots": show_snapshots(self.snapshots),
             "blobs": self.objects.show(),
             "meta": show_group(self.log.group(META_GROUP)),
-            "partitions": [
-                {
-                    "partition": number,
-                    "leader": self.router.leader(number),
-                    "members": list(replicas.members),
-                    "epoch": replicas.epoch,
-                    "here": number in self.hosted,
-                    **(self._here(number) if number in self.hosted else {}),
-                }
-                for number, replicas in sorted(membership.table.items())
-            ],
+            "partitions": [self._partition(number, replicas) for number, replicas in sorted(membership.table.items())],
         }
 
     async def _is_fresh(self) -> bool:
@@ -98,7 +90,7 @@ class Overview(NamedTuple):
             return False
         return True
 
-    def _nodes(self, vitals: Mapping[str, Vitals], *, reasons: bool) -> list[dict[str, Any]]:
+    def _nodes(self, vitals: Mapping[str, Vitals], *, reasons: bool) -> list[Node]:
         links, releases = self.log.links(), self.releases.known
         return [
             {
@@ -131,7 +123,16 @@ class Overview(NamedTuple):
             return None
         return link.last_error if reasons else NOT_CONNECTED
 
-    def _here(self, number: PartitionNumber) -> dict[str, Any]:
-        """What only a node with a replica knows."""
+    def _partition(self, number: PartitionNumber, replicas: Replicas) -> cluster.Partition:
+        shown: cluster.Partition = {
+            "partition": number,
+            "leader": self.router.leader(number),
+            "members": list(replicas.members),
+            "epoch": replicas.epoch,
+            "here": number in self.hosted,
+        }
+        if number not in self.hosted:
+            return shown
+        # What only a node with a replica knows.
         group = self.hosted[number].group
-        return {**show_group(group), "snapshot": show_keeper(self.snapshots.keepers[group.id])}
+        return {**shown, **show_group(group), "snapshot": show_keeper(self.snapshots.keepers[group.id])}

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from holdfast import __version__, console
+from holdfast.cluster.admin.choices import FILES
 from holdfast.cluster.admin.parameters import AdminRequest, json_answer, read_body
+from holdfast.cluster.admin.shapes.access import Session, SignedOut, SignIn
 from holdfast.cluster.config import Config
 from holdfast.cluster.errors import BadRequest, Conflict, NotFound
 from holdfast.cluster.http.access import Principal
@@ -25,12 +27,7 @@ SESSION_BYTES_MAX: Final = 4096  # A token and some JSON around it.
 INDEX: Final = "index.html"
 KEPT: Final = "private, max-age=31536000, immutable"
 #: The files that are served, by the end of their name. Others (Python, licences, notes) stay in the folder.
-TYPES: Final = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
+TYPES: Final = {end: f"{kind}; charset=utf-8" if kind.startswith("text/") else kind for end, kind in FILES.items()}
 
 
 class File(NamedTuple):
@@ -100,22 +97,23 @@ class Pages:
     async def on_sign_in(self, request: AdminRequest) -> Answer:
         if self._sessions is None:
             raise Conflict("this node asks for no tokens, so there is nothing to sign in to")
-        given = await read_body(request, {"token"}, bytes_max=SESSION_BYTES_MAX)
+        given = await read_body(request, SignIn, bytes_max=SESSION_BYTES_MAX)
         token = given.get("token")
         if not isinstance(token, str) or not token:
             raise BadRequest('"token" is missing', 'send JSON as in {"token": "hf_..."}')
         session = await self._sessions.sign_in(token, secure=self._is_secure(request))
         request.request.principal = session.principal
-        shown = {**self._show(session.principal), "expires_at": show_time(session.expires_ms)}
+        shown: Session = {**self._show(session.principal), "expires_at": show_time(session.expires_ms)}
         return json_answer(200, shown)._replace(headers={"Set-Cookie": session.cookie})
 
     async def on_sign_out(self, request: AdminRequest) -> Answer:
+        signed_out: SignedOut = {"signed_in": False}
         if self._sessions is None:
-            return json_answer(200, {"signed_in": False})
+            return json_answer(200, signed_out)
         if request.request.principal.is_stranger:
             request.request.action = ""  # There is no session to end.
         cookie = await self._sessions.sign_out(request.request.headers, secure=self._is_secure(request))
-        return json_answer(200, {"signed_in": False})._replace(headers={"Set-Cookie": cookie})
+        return json_answer(200, signed_out)._replace(headers={"Set-Cookie": cookie})
 
     def _is_secure(self, request: AdminRequest) -> bool:
         """Whether the browser reaches us over TLS, maybe through a proxy. The origin was compared with ours before."""
@@ -123,8 +121,8 @@ class Pages:
             return True
         return request.request.headers.get("Origin", "").startswith("https://")
 
-    def _show(self, principal: Principal) -> dict[str, Any]:
-        shown = {
+    def _show(self, principal: Principal) -> Session:
+        shown: Session = {
             "signed_in": bool(principal.roles),
             "id": principal.id or None,
             "name": principal.name,
@@ -133,5 +131,6 @@ class Pages:
             "asks_for_tokens": self._sessions is not None,
         }
         if permits(principal.roles, READ):  # Strangers learn nothing about the node.
-            shown |= {"node": self._config.node, "cluster": self._config.cluster, "version": __version__}
+            shown["node"], shown["cluster"] = self._config.node, self._config.cluster
+            shown["version"] = __version__
         return shown

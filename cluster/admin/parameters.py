@@ -135,9 +135,10 @@ def read_time(parameters: Parameters, name: str, now_ms: int) -> int | None:
 
 
 async def read_body(
-    request: AdminRequest, known: set[str], *, payloads: bool = False, bytes_max: int = BODY_BYTES_MAX
+    request: AdminRequest, shape: type[Any], *, payloads: bool = False, bytes_max: int = BODY_BYTES_MAX
 ) -> dict[str, Any]:
-    """`payloads`: values of users are in it. They may be any JSON, even text that is not Unicode."""
+    """A JSON object with no other fields than those of `shape`, a TypedDict. Their values are for the caller to check.
+    `payloads`: values of users are in it. They may be any JSON, even text that is not Unicode."""
     if request.request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise UnsupportedEncoding("the admin API does not accept compressed bodies")
     check_no_form(request.request.headers)
@@ -153,7 +154,8 @@ async def read_body(
         raise BadRequest(
             "the body has text that is not Unicode", "a surrogate (\\ud800 to \\udfff) needs its other half"
         )
-    unknown = sorted(set(given) - known)
+    known = shape.__annotations__.keys()
+    unknown = sorted(given.keys() - known)
     if unknown:
         raise BadRequest(f"there is no field {unknown[0]!r:.60}", f"there are: {', '.join(sorted(known))}")
     return given

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from holdfast.cluster.admin.choices import REASON_MAX
 from holdfast.cluster.admin.parameters import AdminRequest, json_answer, read_body
 from holdfast.cluster.admin.proposals import propose
+from holdfast.cluster.admin.shapes.cluster import BegunPause, NewPause, Pauses, PauseScope, Resumed
 from holdfast.cluster.admin.views import show_pause
 from holdfast.cluster.errors import BadRequest, Conflict
 from holdfast.cluster.http.exchange import Answer
@@ -16,7 +18,6 @@ from holdfast.statemachine.effects import Code, Result
 from holdfast.statemachine.meta import MetaCommand
 from holdfast.statemachine.pauses import Halt, Release, Scope, name_scope
 
-REASON_LENGTH_MAX: Final = 500
 NAME_BYTES_MAX: Final = 4096
 LIST_HINT: Final = "`holdfast pause --list` shows what is paused (GET /pauses)"
 
@@ -30,12 +31,12 @@ class PauseAdmin:
         return json_answer(200, self._show())
 
     async def on_begin_pause(self, request: AdminRequest) -> Answer:
-        given = await read_body(request, {"service", "key", "reason", "stop"})
+        given = await read_body(request, NewPause)
         scope = read_scope(given)
         reason, stop = given.get("reason"), given.get("stop", False)
-        if not isinstance(reason, str) or not 0 < len(reason.strip()) <= REASON_LENGTH_MAX or not reason.isprintable():
+        if not isinstance(reason, str) or not 0 < len(reason.strip()) <= REASON_MAX or not reason.isprintable():
             raise BadRequest(
-                f'"reason" must be a text of 1 to {REASON_LENGTH_MAX} printable characters',
+                f'"reason" must be a text of 1 to {REASON_MAX} printable characters',
                 "it tells others why nothing starts",
             )
         if type(stop) is not bool:
@@ -47,14 +48,15 @@ class PauseAdmin:
         standing = self._registry.state.pauses.by_scope.get(scope)
         if standing is None:
             raise Conflict(f"{name_scope(scope)} was resumed by another request in the meantime", LIST_HINT)
-        shown = {**show_pause(standing), "not_confirmed": await self._spread.missing()}
+        shown: BegunPause = {**show_pause(standing), "not_confirmed": await self._spread.missing()}
         return json_answer(201 if result.code == Code.DONE else 200, shown)
 
     async def on_end_pause(self, request: AdminRequest) -> Answer:
-        scope = read_scope(await read_body(request, {"service", "key"}))
+        scope = read_scope(await read_body(request, PauseScope))
         request.note(scope=name_scope(scope))
         await self._propose(Release(*scope))
-        return json_answer(200, {"resumed": name_scope(scope), "still_paused": self._show()})
+        resumed: Resumed = {"resumed": name_scope(scope), "still_paused": self._show()}
+        return json_answer(200, resumed)
 
     async def _propose(self, command: MetaCommand) -> Result:
         return await propose(self._registry, command, what="pauses", hint=LIST_HINT)
@@ -76,7 +78,7 @@ class PauseAdmin:
         if key is not None and all(each.kind == "service" for each in offered):
             raise BadRequest(f"the handlers of {service} have no keys", "pause the whole service: leave out the key")
 
-    def _show(self) -> dict[str, Any]:
+    def _show(self) -> Pauses:
         standing = self._registry.state.pauses.by_scope.values()
         everything = next((show_pause(each) for each in standing if not each.scope[0]), None)
         return {

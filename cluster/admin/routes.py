@@ -4,11 +4,51 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.cluster.admin.choices import ACTIONS, BULK, BULK_MAX, ORDERS, PAGE, PAGE_MAX, PARTS, STEPS_PAGE, WAITING
+from holdfast.cluster.admin.choices import (
+    BULK,
+    BULK_MAX,
+    FAILURE_CODE_MAX,
+    FILE_TYPES,
+    ORDERS,
+    PAGE,
+    PAGE_MAX,
+    PARTS,
+    STEP_MAX,
+    STEPS_PAGE,
+    WAITING,
+)
 from holdfast.cluster.admin.parameters import END_BY_NAME, STATUS_BY_NAME
 from holdfast.cluster.admin.routes_of_approvals import OF_APPROVALS
 from holdfast.cluster.admin.routes_of_cluster import OF_THE_CLUSTER
-from holdfast.cluster.http.routes import NO_SUCH, NUMBER, PUBLIC, TRUTH, Parameter, Route
+from holdfast.cluster.admin.shapes.access import Session, SignedOut, SignIn
+from holdfast.cluster.admin.shapes.deployments import (
+    Deployment,
+    DeploymentRemoved,
+    Deployments,
+    Registration,
+    Service,
+    Services,
+)
+from holdfast.cluster.admin.shapes.invocations import (
+    ActionDone,
+    BulkDone,
+    Decided,
+    Decision,
+    Invocation,
+    InvocationPage,
+    Journal,
+    NewInvocation,
+    Statistics,
+    Tree,
+    WaitPage,
+)
+from holdfast.cluster.admin.shapes.objects import KeyPage, Promises, Queue, State, StateEdit
+from holdfast.cluster.admin.shapes.webhooks import Hello, Notice
+from holdfast.cluster.http.routes import NO_SUCH, PUBLIC, TRUTH, EventStream, Parameter, Raw, Route, number
+from holdfast.cluster.http.shapes import Health
+from holdfast.cluster.ingress.shapes import Accepted
+from holdfast.cluster.partition.views import Event
+from holdfast.cluster.registry.views import ShownPreview
 from holdfast.statemachine.access import APPROVE, INVOKE, OPERATE, READ
 
 FILTERS: Final = (
@@ -26,25 +66,49 @@ FILTERS: Final = (
     Parameter("until", "created before this time, or a duration before now"),
     Parameter("idempotency_key", "created with this Idempotency-Key"),
     Parameter("key_prefix", "with a key that begins with this text"),
-    Parameter("failure_code", "ended with a failure of this code, or active with it as the last failure", NUMBER),
+    Parameter(
+        "failure_code",
+        "ended with a failure of this code, or active with it as the last failure",
+        number(1, FAILURE_CODE_MAX),
+    ),
     Parameter("failure", "this text is in the message or kind of that failure, in upper or lower case"),
     Parameter("parent", "called or sent by the invocation with this id"),
     Parameter("completed_since", "completed at or after this time, or a duration before now"),
     Parameter("completed_until", "completed before this time, or a duration before now"),
 )
 _RESTART: Final = (
-    Parameter("step", "restart: keep the steps before this one; 0 keeps only the input", NUMBER),
+    Parameter("step", "restart: keep the steps before this one; 0 keeps only the input", number(0, STEP_MAX)),
     Parameter("to", "resume, restart: continue on this deployment; `newest` is the one that receives new invocations"),
 )
+_VALUE: Final = (
+    Raw("application/json", "the value, if it is JSON"),
+    Raw("application/octet-stream", "any other value", {"type": "string", "format": "binary"}),
+)
+_FILE: Final = tuple(Raw(kind, schema={"type": "string"}) for kind in FILE_TYPES)
+_EVENTS: Final = EventStream({
+    "hello": Hello,
+    "invocation": Event,
+    "cluster": Notice,
+    "deployments": Notice,
+    "approvals": Notice,
+    "reset": Notice,
+})  # fmt: skip
 ROUTES: Final = (
-    Route("GET", "/", "page", "The web console", PUBLIC, answers=((200, "HTML"),)),
+    Route(
+        "GET",
+        "/",
+        "page",
+        "The web console",
+        PUBLIC,
+        answers=((200, "HTML", Raw("text/html", schema={"type": "string"})), (304, "it has not changed")),
+    ),
     Route(
         "GET",
         "/console/{name}",
         "console_file",
         "A file of the console",
         PUBLIC,
-        answers=((200, "the file"), (304, "it has not changed"), NO_SUCH),
+        answers=((200, "the file", _FILE), (304, "it has not changed"), NO_SUCH),
     ),
     Route(
         "GET",
@@ -52,7 +116,15 @@ ROUTES: Final = (
         "console_folder",
         "A file of the console in a folder",
         PUBLIC,
-        answers=((200, "the file"), (304, "it has not changed"), NO_SUCH),
+        answers=((200, "the file", _FILE), (304, "it has not changed"), NO_SUCH),
+    ),
+    Route(
+        "GET",
+        "/session",
+        "session",
+        "Who sends this request, by token or by cookie",
+        PUBLIC,
+        answers=((200, "the sender, and what it may do", Session),),
     ),
     Route(
         "GET",
@@ -60,19 +132,25 @@ ROUTES: Final = (
         "console_version",
         "A file of the console, which browsers keep: its address changes with its content",
         PUBLIC,
-        answers=((200, "the file"), (304, "it has not changed"), NO_SUCH),
+        answers=((200, "the file", _FILE), (304, "it has not changed"), NO_SUCH),
     ),
-    Route("GET", "/session", "session", "Who sends this request, by token or by cookie", PUBLIC),
     Route(
         "POST",
         "/session",
         "sign_in",
         "Sign in: the answer sets a cookie that stands for the token until it expires",
         PUBLIC,
-        body={"type": "object", "required": ["token"], "properties": {"token": {"type": "string"}}},
-        answers=((200, "signed in"), (401, "the token is not valid"), (409, "this node asks for no tokens")),
+        body=SignIn,
+        answers=((200, "signed in", Session), (401, "the token is not valid"), (409, "this node asks for no tokens")),
     ),
-    Route("DELETE", "/session", "sign_out", "Sign out: the cookie is not accepted any more", PUBLIC),
+    Route(
+        "DELETE",
+        "/session",
+        "sign_out",
+        "Sign out: the cookie is not accepted any more",
+        PUBLIC,
+        answers=((200, "signed out", SignedOut),),
+    ),
     Route(
         "GET",
         "/health",
@@ -80,7 +158,7 @@ ROUTES: Final = (
         "Whether this node can serve requests",
         PUBLIC,
         answers=(
-            (200, "the node can serve requests; `warnings` if there are any"),
+            (200, "the node can serve requests; `warnings` if there are any", Health),
             (503, "the node cannot serve requests; the body has the reason"),
         ),
     ),
@@ -90,32 +168,34 @@ ROUTES: Final = (
         "register",
         "Register the endpoint at a URI and discover its services",
         OPERATE,
-        body={
-            "type": "object",
-            "required": ["uri"],
-            "properties": {
-                "uri": {"type": "string", "description": "where nodes reach the endpoint"},
-                "force": {"type": "boolean", "description": "even if callers break or a manifest changes in place"},
-                "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
-                "dry_run": {"type": "boolean", "description": "only say what would change, and change nothing"},
-            },
-        },
+        body=Registration,
         answers=(
-            (201, "registered"),
-            (200, "it is already registered with this manifest; or the differences, of a dry run"),
+            (201, "registered", Deployment),
+            (
+                200,
+                "it is already registered with this manifest; or the differences, of a dry run",
+                (Deployment, ShownPreview),
+            ),
             (400, "the manifest is wrong, and where; or the nodes may not connect to that address"),
             (409, "it would break callers or change a deployment: `details` says how"),
             (502, "no endpoint answers there; only a token with the role admin is told why"),
         ),
     ),
-    Route("GET", "/deployments", "deployments", "All deployments, with the invocations in flight on each", READ),
+    Route(
+        "GET",
+        "/deployments",
+        "deployments",
+        "All deployments, with the invocations in flight on each",
+        READ,
+        answers=((200, "the deployments, the newest first", Deployments),),
+    ),
     Route(
         "GET",
         "/deployments/{id}",
         "deployment",
         "One deployment with its handlers",
         READ,
-        answers=((200, "the deployment"), NO_SUCH),
+        answers=((200, "the deployment", Deployment), NO_SUCH),
     ),
     Route(
         "DELETE",
@@ -124,16 +204,27 @@ ROUTES: Final = (
         "Remove a drained deployment, or any deployment by force",
         OPERATE,
         (Parameter("force", "even if invocations run on it", TRUTH),),
-        answers=((200, "the deployment is removed"), NO_SUCH, (409, "the deployment is in use: by what")),
+        answers=(
+            (200, "the deployment is removed", DeploymentRemoved),
+            NO_SUCH,
+            (409, "the deployment is in use: by what"),
+        ),
     ),
-    Route("GET", "/services", "services", "All services, as their newest deployment offers them", READ),
+    Route(
+        "GET",
+        "/services",
+        "services",
+        "All services, as their newest deployment offers them",
+        READ,
+        answers=((200, "the services", Services),),
+    ),
     Route(
         "GET",
         "/services/{name}",
         "service",
         "One service with its handlers",
         READ,
-        answers=((200, "the service"), NO_SUCH),
+        answers=((200, "the service", Service), NO_SUCH),
     ),
     Route(
         "GET",
@@ -141,7 +232,7 @@ ROUTES: Final = (
         "state",
         "The state of one key",
         READ,
-        answers=((200, "the state of the key"), NO_SUCH),
+        answers=((200, "the state of the key", State), NO_SUCH),
     ),
     Route(
         "PUT",
@@ -149,20 +240,9 @@ ROUTES: Final = (
         "set_state",
         "Edit the state of a key while no handler holds it",
         OPERATE,
-        body={
-            "type": "object",
-            "properties": {
-                "values": {"type": "object", "description": 'by name: any JSON value, or {"base64": "..."} for bytes'},
-                "remove": {"type": "array", "items": {"type": "string"}},
-                "replace": {"type": "boolean", "description": "remove all names that are not in `values`"},
-                "expect": {
-                    "type": "object",
-                    "description": "by name: the value that must still be there, or null for none; otherwise nothing changes",
-                },
-            },
-        },
+        body=StateEdit,
         answers=(
-            (200, "the current state"),
+            (200, "the current state", State),
             NO_SUCH,
             (409, "an invocation holds the key, or values differ from `expect`: `details` names them"),
         ),
@@ -175,10 +255,10 @@ ROUTES: Final = (
         READ,
         (
             Parameter("prefix", "keys that begin with this text"),
-            Parameter("limit", f"of the page, up to {PAGE_MAX}; {PAGE} if not given", NUMBER),
+            Parameter("limit", "rows of the page", number(1, PAGE_MAX, PAGE)),
             Parameter("cursor", "cursor from the previous page"),
         ),
-        answers=((200, "keys; a page with a cursor may be short"), NO_SUCH),
+        answers=((200, "keys; a page with a cursor may be short", KeyPage), NO_SUCH),
     ),
     Route(
         "GET",
@@ -186,8 +266,8 @@ ROUTES: Final = (
         "queue",
         "The invocation that holds a key, and those that wait for it, in their order",
         READ,
-        (Parameter("limit", f"how many that wait, up to {PAGE_MAX}; {PAGE} if not given", NUMBER),),
-        answers=((200, "them; `more`: there are others behind them"), NO_SUCH),
+        (Parameter("limit", "how many that wait", number(1, PAGE_MAX, PAGE)),),
+        answers=((200, "them; `more`: there are others behind them", Queue), NO_SUCH),
     ),
     Route(
         "GET",
@@ -195,7 +275,7 @@ ROUTES: Final = (
         "promises",
         "The promises of a workflow with their outcomes",
         READ,
-        answers=((200, "up to 1000; `more`: there are others"), NO_SUCH),
+        answers=((200, "up to 1000; `more`: there are others", Promises), NO_SUCH),
     ),
     Route(
         "GET",
@@ -203,6 +283,7 @@ ROUTES: Final = (
         "statistics",
         "Counts of invocations by service and status, and totals since the start; from counters, without a scan",
         READ,
+        answers=((200, "the counts", Statistics),),
     ),
     Route(
         "GET",
@@ -213,9 +294,10 @@ ROUTES: Final = (
         (
             *FILTERS,
             Parameter("order", "newest (first, the default) or oldest", {"type": "string", "enum": list(ORDERS)}),
-            Parameter("limit", f"of the page, up to {PAGE_MAX}; {PAGE} if not given", NUMBER),
+            Parameter("limit", "rows of the page", number(1, PAGE_MAX, PAGE)),
             Parameter("cursor", "cursor from the previous page"),
         ),
+        answers=((200, "the page", InvocationPage),),
     ),
     Route(
         "POST",
@@ -223,21 +305,9 @@ ROUTES: Final = (
         "invoke",
         "Start an invocation without waiting for it, as /send of the ingress does",
         INVOKE,
-        body={
-            "type": "object",
-            "required": ["service", "handler"],
-            "properties": {
-                "service": {"type": "string"},
-                "handler": {"type": "string"},
-                "key": {"type": "string", "description": "of a virtual object or workflow"},
-                "input": {"description": 'any JSON value, or {"base64": "..."} for bytes; none: an empty input'},
-                "headers": {"type": "object", "additionalProperties": {"type": "string"}},
-                "idempotency_key": {"type": "string"},
-                "delay": {"type": "string", "description": "start after this duration: 10s, 2h, PT10M"},
-            },
-        },
+        body=NewInvocation,
         answers=(
-            (202, "its id; `status`: Accepted, or PreviouslyAccepted"),
+            (202, "it is accepted", Accepted),
             (403, "the handler is private, or the token is for other services"),
             (404, "there is no such service or handler"),
             (422, "the idempotency key was used for another input"),
@@ -252,10 +322,10 @@ ROUTES: Final = (
         (
             Parameter("kind", f"one or more of {', '.join(WAITING)}, separated by commas; all if not given"),
             Parameter("service", "of invocations of this service"),
-            Parameter("limit", f"of the page, up to {PAGE_MAX}; {PAGE} if not given", NUMBER),
+            Parameter("limit", "rows of the page", number(1, PAGE_MAX, PAGE)),
             Parameter("cursor", "cursor from the previous page"),
         ),
-        answers=((200, "rows; the ids of awakeables are for tokens that may invoke all services"),),
+        answers=((200, "rows; the ids of awakeables are for tokens that may invoke all services", WaitPage),),
     ),
     *OF_APPROVALS,
     Route(
@@ -264,7 +334,7 @@ ROUTES: Final = (
         "invocation",
         "One invocation: its record, why it is not running, its outcome",
         READ,
-        answers=((200, "the invocation"), NO_SUCH),
+        answers=((200, "the invocation", Invocation), NO_SUCH),
     ),
     Route(
         "GET",
@@ -272,8 +342,11 @@ ROUTES: Final = (
         "journal",
         "The journal of an invocation, decoded",
         READ,
-        (Parameter("start", "the first step", NUMBER), Parameter("limit", f"up to {STEPS_PAGE}", NUMBER)),
-        answers=((200, "the steps"), NO_SUCH),
+        (
+            Parameter("start", "the first step", number(0, STEP_MAX, 0)),
+            Parameter("limit", "steps of the page", number(1, STEPS_PAGE, STEPS_PAGE)),
+        ),
+        answers=((200, "the steps", Journal), NO_SUCH),
     ),
     Route(
         "GET",
@@ -281,7 +354,7 @@ ROUTES: Final = (
         "tree",
         "The tree of calls and sends that an invocation belongs to, with its callers",
         READ,
-        answers=((200, "up to 1000 invocations; `complete`: these are all"), NO_SUCH),
+        answers=((200, "up to 1000 invocations; `complete`: these are all", Tree), NO_SUCH),
     ),
     Route(
         "GET",
@@ -291,7 +364,7 @@ ROUTES: Final = (
         READ,
         (Parameter("part", "output (the default), or input", {"type": "string", "enum": list(PARTS)}),),
         answers=(
-            (200, "its bytes: application/json if they are JSON"),
+            (200, "its bytes: application/json if they are JSON", _VALUE),
             (404, "there is no such value"),
             (413, "too large"),
         ),
@@ -302,39 +375,32 @@ ROUTES: Final = (
         "decide",
         "Decide the outcome of a step that is in doubt",
         APPROVE,
-        body={
-            "type": "object",
-            "properties": {
-                "value": {"description": "it succeeded with this result"},
-                "failure": {"type": "object", "properties": {"message": {"type": "string"}, "code": NUMBER}},
-                "again": {"type": "boolean", "description": "it did not happen: run it again"},
-            },
-        },
-        answers=((200, "decided"), NO_SUCH, (409, "it is not in doubt")),
+        body=Decision,
+        answers=((200, "decided", Decided), NO_SUCH, (409, "it is not in doubt")),
     ),
     Route(
         "POST",
         "/invocations/{id}/{action}",
         "act",
-        f"Act on an invocation: {', '.join(ACTIONS)}",
+        "Act on an invocation",
         OPERATE,
         _RESTART,
-        answers=((200, "done, or nothing to change"), NO_SUCH, (409, "its state does not allow it")),
+        answers=((200, "done, or nothing to change", ActionDone), NO_SUCH, (409, "its state does not allow it")),
     ),
     Route(
         "POST",
         "/invocations/{action}",
         "act_on_many",
-        f"Act on all invocations that match ({', '.join(ACTIONS)}); at least one filter is needed",
+        "Act on all invocations that match; at least one filter is needed",
         OPERATE,
         (
             *FILTERS,
             *_RESTART,
-            Parameter("limit", f"at most this many, up to {BULK_MAX}; {BULK} if not given", NUMBER),
+            Parameter("limit", "at most this many", number(1, BULK_MAX, BULK)),
             Parameter("dry_run", "only count the invocations that match, and change nothing", TRUTH),
         ),
         answers=(
-            (200, "how many invocations matched and changed; `more`: there may be others, so send it again"),
+            (200, "how many invocations matched and changed; `more`: there may be others, so send it again", BulkDone),
             (400, "the request has no filter"),
         ),
     ),
@@ -359,7 +425,7 @@ ROUTES: Final = (
             Parameter("after", "continue after the event with this id, on any node; so does the header Last-Event-ID"),
         ),
         answers=(
-            (200, "text/event-stream, without an end"),
+            (200, "text/event-stream, without an end", _EVENTS),
             (503, "too many streams are open on this node, or it is stopping"),
         ),
     ),

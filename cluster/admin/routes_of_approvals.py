@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.cluster.admin.choices import PAGE, PAGE_MAX
-from holdfast.cluster.http.routes import NO_SUCH, NUMBER, Parameter, Route
+from holdfast.cluster.admin.shapes.approvals import Approval, ApprovalPage, Choice, Chosen
+from holdfast.cluster.http.routes import NO_SUCH, Parameter, Route, number
 from holdfast.statemachine.access import APPROVE, READ
 
 #: The name of the route that decides. Its path may have a secret, which the audit trail leaves out.
@@ -23,10 +24,10 @@ OF_APPROVALS: Final = (
             Parameter("key", "asked for by invocations of this key of a virtual object or workflow"),
             Parameter("older_than", "asked for longer ago than this duration: 10m, 2h, 1d, PT10M"),
             Parameter("due_within", "with a deadline within this duration"),
-            Parameter("limit", f"of the page, up to {PAGE_MAX}; {PAGE} if not given", NUMBER),
+            Parameter("limit", "rows of the page", number(1, PAGE_MAX, PAGE)),
             Parameter("cursor", "cursor from the previous page"),
         ),
-        answers=((200, "approvals; a payload of more than 4 KiB is left out"),),
+        answers=((200, "approvals that wait", ApprovalPage),),
     ),
     Route(
         "GET",
@@ -35,7 +36,7 @@ OF_APPROVALS: Final = (
         "One approval with its payload, and what became of it",
         READ,
         answers=(
-            (200, "the approval; its status is waiting, decided, timed-out, withdrawn, cancelled or gone"),
+            (200, "the approval", Approval),
             NO_SUCH,
         ),
     ),
@@ -45,19 +46,9 @@ OF_APPROVALS: Final = (
         DECIDE,
         "Decide about an approval",
         APPROVE,
-        body={
-            "type": "object",
-            "required": ["choice"],
-            "properties": {
-                "choice": {"type": "string", "description": "one of the choices of the approval"},
-                "comment": {"type": "string"},
-                "payload": {
-                    "description": 'what is approved, in place of what was shown: any JSON, or {"base64": "..."}'
-                },
-            },
-        },
+        body=Choice,
         answers=(
-            (200, "decided, or decided the same way by the same token before"),
+            (200, "decided, or decided the same way by the same token before", Chosen),
             (400, "the approval has no such choice, or its payload must not be edited"),
             (404, "there is no such approval, or nobody waits for it any more: the message says why"),
             (409, "it was decided otherwise before, or timed out: the message says by whom and when"),

@@ -4,21 +4,52 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.cluster.admin.choices import (
-    LOG_LIMIT,
-    PAGE,
-    PAGE_MAX,
-    QUERY_LIMIT,
-    QUERY_LIMIT_MAX,
-    QUERY_TIMEOUT_S,
-    QUERY_TIMEOUT_S_MAX,
+from holdfast.cluster.admin.choices import LOG_LIMIT, PAGE, PAGE_MAX, SEQUENCE_MAX
+from holdfast.cluster.admin.shapes.access import (
+    AuditPage,
+    Identity,
+    IdentityRotation,
+    NewToken,
+    Rotation,
+    TokenRevoked,
+    Tokens,
+    TokenWithSecret,
 )
+from holdfast.cluster.admin.shapes.cluster import (
+    BegunPause,
+    Cluster,
+    LogLevel,
+    LogLevelChange,
+    LogPage,
+    LogRecord,
+    LogsHello,
+    NewBackup,
+    NewPause,
+    NodeAddress,
+    Pauses,
+    PauseScope,
+    RecentBackups,
+    Resumed,
+    SilentNode,
+    StoredSnapshots,
+)
+from holdfast.cluster.admin.shapes.queries import Query, QueryResult, Tables
+from holdfast.cluster.admin.shapes.webhooks import (
+    NewWebhook,
+    WebhookDeleted,
+    Webhooks,
+    WebhookTested,
+    WebhookWithSecret,
+)
+from holdfast.cluster.backup.job import Backup
 from holdfast.cluster.events.logs import LIMIT_MAX
-from holdfast.cluster.http.routes import NO_SUCH, NUMBER, TRUTH, Parameter, Route
+from holdfast.cluster.http.routes import NO_SUCH, TRUTH, EventStream, Parameter, Raw, Route, number
 from holdfast.cluster.log_level import LEVELS
-from holdfast.cluster.members.operations import DRAIN_S
-from holdfast.statemachine.access import ADMIN, OPERATE, READ, ROLES
-from holdfast.statemachine.webhooks import EVENTS
+from holdfast.cluster.members.operations import DRAIN_S, Leadership, NodeMembership
+from holdfast.cluster.snapshotting.service import Snapshot
+from holdfast.statemachine.access import ADMIN, OPERATE, READ
+
+_LOG_EVENTS: Final = EventStream({"hello": LogsHello, "record": LogRecord, "silent": SilentNode, "lost": SilentNode})
 
 OF_THE_CLUSTER: Final = (
     Route(
@@ -28,6 +59,7 @@ OF_THE_CLUSTER: Final = (
         "Nodes, partitions, leaders, lags, snapshots; `linearizable` says which parts include every change acknowledged "
         "before; only the role admin sees why a node is not connected",
         READ,
+        answers=((200, "the cluster as this node sees it", Cluster),),
     ),
     Route(
         "POST",
@@ -35,16 +67,8 @@ OF_THE_CLUSTER: Final = (
         "add_node",
         "Add a node; it gets replicas once it is connected",
         OPERATE,
-        body={
-            "type": "object",
-            "required": ["name", "address"],
-            "properties": {
-                "name": {"type": "string"},
-                "address": {"type": "string", "description": "host:port of its peer link, not link-local"},
-                "zone": {"type": "string"},
-            },
-        },
-        answers=((200, "it may join"), (409, "the name was removed before")),
+        body=NodeAddress,
+        answers=((200, "it may join", NodeMembership), (409, "the name was removed before")),
     ),
     Route(
         "POST",
@@ -56,7 +80,7 @@ OF_THE_CLUSTER: Final = (
             Parameter("move", "true: also move its replicas to other nodes", TRUTH),
             Parameter("wait", f"false: answer at once; otherwise when it leads nothing, within {DRAIN_S:g} s", TRUTH),
         ),
-        answers=((200, "drained, or in progress: see `leads`"), NO_SUCH),
+        answers=((200, "drained, or in progress: see `leads`", NodeMembership), NO_SUCH),
     ),
     Route(
         "POST",
@@ -64,7 +88,7 @@ OF_THE_CLUSTER: Final = (
         "undrain",
         "Return a drained node to service",
         OPERATE,
-        answers=((200, "the node takes part again"), NO_SUCH),
+        answers=((200, "the node takes part again", NodeMembership), NO_SUCH),
     ),
     Route(
         "POST",
@@ -73,7 +97,7 @@ OF_THE_CLUSTER: Final = (
         "Remove a node permanently and recreate its replicas on other nodes",
         OPERATE,
         (Parameter("force", "true: even if too few nodes are left for all replicas", TRUTH),),
-        answers=((200, "the removal has begun"), NO_SUCH, (409, "too few nodes would be left")),
+        answers=((200, "the removal has begun", NodeMembership), NO_SUCH, (409, "too few nodes would be left")),
     ),
     Route(
         "POST",
@@ -82,7 +106,11 @@ OF_THE_CLUSTER: Final = (
         "Transfer the leadership of a partition to another replica",
         OPERATE,
         (Parameter("to", "the new leader; any other replica if omitted"),),
-        answers=((200, "the current leader"), NO_SUCH, (409, "the leadership could not be transferred, and why")),
+        answers=(
+            (200, "the current leader", Leadership),
+            NO_SUCH,
+            (409, "the leadership could not be transferred, and why"),
+        ),
     ),
     Route(
         "POST",
@@ -90,7 +118,7 @@ OF_THE_CLUSTER: Final = (
         "create_snapshot",
         "Take a snapshot of a partition now, on its leader",
         OPERATE,
-        answers=((201, "the snapshot"), NO_SUCH, (503, "the snapshot cannot be taken now, and why")),
+        answers=((201, "the snapshot", Snapshot), NO_SUCH, (503, "the snapshot cannot be taken now, and why")),
     ),
     Route(
         "POST",
@@ -99,30 +127,28 @@ OF_THE_CLUSTER: Final = (
         "Start a backup of the whole cluster on this node; "
         "a place outside the store in the setting `snapshots` needs the role admin",
         OPERATE,
-        body={
-            "type": "object",
-            "required": ["to"],
-            "properties": {
-                "to": {
-                    "type": "string",
-                    "description": "s3://bucket/prefix?..., or a directory that all nodes share, as the nodes see it",
-                },
-            },
-        },
+        body=NewBackup,
         answers=(
-            (202, "started: its progress is under its id"),
+            (202, "started: its progress is under its id", Backup),
             (400, "not a place"),
             (409, "this node is already making one"),
         ),
     ),
-    Route("GET", "/cluster/backups", "backups", "Backups that this node has made or started since it came up", READ),
+    Route(
+        "GET",
+        "/cluster/backups",
+        "backups",
+        "Backups that this node has made or started since it came up",
+        READ,
+        answers=((200, "the backups", RecentBackups),),
+    ),
     Route(
         "GET",
         "/cluster/backups/{id}",
         "backup",
         "The progress of a backup, whichever node makes it; only the role admin sees why it failed",
         READ,
-        answers=((200, "`status`: running, succeeded, failed or cancelled"), NO_SUCH),
+        answers=((200, "`status`: running, succeeded, failed or cancelled", Backup), NO_SUCH),
     ),
     Route(
         "DELETE",
@@ -130,7 +156,7 @@ OF_THE_CLUSTER: Final = (
         "cancel_backup",
         "Cancel a backup in progress and delete its files",
         OPERATE,
-        answers=((200, "the final state of the backup"), NO_SUCH),
+        answers=((200, "the final state of the backup", Backup), NO_SUCH),
     ),
     Route(
         "GET",
@@ -139,33 +165,27 @@ OF_THE_CLUSTER: Final = (
         "Snapshots in the shared store for the partitions on this node",
         READ,
         answers=(
-            (200, "the names of the snapshots"),
+            (200, "the names of the snapshots", StoredSnapshots),
             (409, "there is no shared store"),
             (503, "the store does not answer, and why"),
         ),
     ),
-    Route("GET", "/tokens", "tokens", "All tokens, without their secrets", ADMIN),
+    Route(
+        "GET",
+        "/tokens",
+        "tokens",
+        "All tokens, without their secrets",
+        ADMIN,
+        answers=((200, "the tokens, the oldest first", Tokens),),
+    ),
     Route(
         "POST",
         "/tokens",
         "create_token",
         "Create a token; the answer has its secret, which is not stored",
         ADMIN,
-        body={
-            "type": "object",
-            "required": ["name", "roles"],
-            "properties": {
-                "name": {"type": "string", "description": "the person or program that gets it"},
-                "roles": {"type": "array", "items": {"type": "string", "enum": list(ROLES)}},
-                "services": {
-                    "type": "array",
-                    "items": {"type": "string"},
-                    "description": "the only services that the role invoke covers; none: all",
-                },
-                "expires_in": {"type": "string", "description": "a duration: 12h, 90d; default: it never expires"},
-            },
-        },
-        answers=((201, "the token"),),
+        body=NewToken,
+        answers=((201, "the token", TokenWithSecret),),
     ),
     Route(
         "POST",
@@ -173,13 +193,8 @@ OF_THE_CLUSTER: Final = (
         "rotate_token",
         "Give a token a new secret; the answer has it",
         ADMIN,
-        body={
-            "type": "object",
-            "properties": {
-                "keep_old": {"type": "string", "description": "how long the previous secret stays valid: 1h"},
-            },
-        },
-        answers=((200, "the token"), NO_SUCH),
+        body=Rotation,
+        answers=((200, "the token", TokenWithSecret), NO_SUCH),
     ),
     Route(
         "DELETE",
@@ -187,7 +202,7 @@ OF_THE_CLUSTER: Final = (
         "revoke_token",
         "Revoke a token",
         ADMIN,
-        answers=((200, "the token is revoked"), NO_SUCH),
+        answers=((200, "the token is revoked", TokenRevoked), NO_SUCH),
     ),
     Route(
         "GET",
@@ -201,25 +216,35 @@ OF_THE_CLUSTER: Final = (
             Parameter("principal", "by the token with this id or name; `anybody` if authentication is off"),
             Parameter("action", "with this name, as in kill, register, create_token, resolve_awakeable"),
             Parameter("outcome", "done, refused (401, 403), failed, unknown (the client disconnected), or a status"),
-            Parameter("limit", f"of the page, up to {PAGE_MAX}; {PAGE} if not given", NUMBER),
-            Parameter("cursor", "cursor from the previous page", NUMBER),
+            Parameter("limit", "rows of the page", number(1, PAGE_MAX, PAGE)),
+            Parameter("cursor", "cursor from the previous page", number(1, SEQUENCE_MAX)),
             Parameter(
-                "after", "instead of a cursor: only acts after the one with this `sequence`, oldest first", NUMBER
+                "after",
+                "instead of a cursor: only acts after the one with this `sequence`, oldest first",
+                number(0, SEQUENCE_MAX),
             ),
         ),
+        answers=((200, "the page", AuditPage),),
     ),
-    Route("GET", "/identity", "identity", "The public keys by which handlers recognise this cluster", READ),
+    Route(
+        "GET",
+        "/identity",
+        "identity",
+        "The public keys by which handlers recognise this cluster",
+        READ,
+        answers=((200, "the public keys", Identity),),
+    ),
     Route(
         "POST",
         "/identity/rotate",
         "rotate_identity",
         "Create a new key that is used beside the current one, or stop using the older of two",
         ADMIN,
-        body={
-            "type": "object",
-            "properties": {"finish": {"type": "boolean", "description": "stop using the older key"}},
-        },
-        answers=((200, "the public keys"), (409, "a rotation is already in progress, or there is none to finish")),
+        body=IdentityRotation,
+        answers=(
+            (200, "the public keys", Identity),
+            (409, "a rotation is already in progress, or there is none to finish"),
+        ),
     ),
     Route(
         "POST",
@@ -227,49 +252,41 @@ OF_THE_CLUSTER: Final = (
         "query",
         "Query the cluster with SQL: see `GET /query/tables`",
         READ,
-        body={
-            "type": "object",
-            "required": ["sql"],
-            "properties": {
-                "sql": {"type": "string", "description": "one SELECT statement in the dialect of SQLite"},
-                "limit": {"type": "integer", "description": f"rows at most; {QUERY_LIMIT}, at most {QUERY_LIMIT_MAX}"},
-                "timeout_s": {
-                    "type": "number",
-                    "description": f"after how many seconds to give up; {QUERY_TIMEOUT_S:g}, "
-                    f"at most {QUERY_TIMEOUT_S_MAX:g}",
-                },
-                "fresh": {"type": "boolean", "description": "wait until the replicas have all that is acknowledged"},
-            },
-        },
+        body=Query,
         answers=(
-            (200, "columns and rows; `more`: there are further ones"),
+            (200, "columns and rows; `more`: there are further ones", QueryResult),
             (400, "the statement is wrong, and where; it is not only reading; or it took too long"),
             (413, "it needs more memory than all queries together may use, or a value is too large"),
             (503, "too many queries are running on this node"),
         ),
         reads=True,
     ),
-    Route("GET", "/query/tables", "query_tables", "The tables of SQL queries, and their columns", READ),
-    Route("GET", "/pauses", "pauses", "What leaders may not start, by whom, since when and why", READ),
+    Route(
+        "GET",
+        "/query/tables",
+        "query_tables",
+        "The tables of SQL queries, and their columns",
+        READ,
+        answers=((200, "the tables", Tables),),
+    ),
+    Route(
+        "GET",
+        "/pauses",
+        "pauses",
+        "What leaders may not start, by whom, since when and why",
+        READ,
+        answers=((200, "the pauses, the oldest first", Pauses),),
+    ),
     Route(
         "POST",
         "/pauses",
         "begin_pause",
         "Pause a key, a service or everything: no attempt of it starts until the pause is ended",
         OPERATE,
-        body={
-            "type": "object",
-            "properties": {
-                "service": {"type": "string", "description": "everything, if it is not given"},
-                "key": {"type": "string", "description": "only this key of the service"},
-                "reason": {"type": "string"},
-                "stop": {"type": "boolean", "description": "also ask running attempts to suspend"},
-            },
-            "required": ["reason"],
-        },
+        body=NewPause,
         answers=(
-            (200, "it was paused before; reason changed"),
-            (201, "paused"),
+            (200, "it was paused before; reason changed", BegunPause),
+            (201, "paused", BegunPause),
             (404, "no such service"),
             (507, "too many"),
         ),
@@ -280,8 +297,8 @@ OF_THE_CLUSTER: Final = (
         "end_pause",
         "End the pause of a key, a service or everything",
         OPERATE,
-        body={"type": "object", "properties": {"service": {"type": "string"}, "key": {"type": "string"}}},
-        answers=((200, "resumed, and what is still paused"), (404, "it is not paused")),
+        body=PauseScope,
+        answers=((200, "resumed, and what is still paused", Resumed), (404, "it is not paused")),
     ),
     Route(
         "GET",
@@ -289,6 +306,7 @@ OF_THE_CLUSTER: Final = (
         "webhooks",
         "Webhooks: what they are told, what waits for them, and their last error",
         OPERATE,
+        answers=((200, "the webhooks", Webhooks),),
     ),
     Route(
         "POST",
@@ -296,16 +314,8 @@ OF_THE_CLUSTER: Final = (
         "create_webhook",
         "Create a webhook: the cluster sends signed events to an address; its secret is shown only once",
         OPERATE,
-        body={
-            "type": "object",
-            "properties": {
-                "url": {"type": "string", "description": "http or https, without user and password"},
-                "events": {"type": "array", "items": {"enum": [*EVENTS]}},
-                "services": {"type": "array", "items": {"type": "string"}, "description": "all, if it is not given"},
-            },
-            "required": ["url", "events"],
-        },
-        answers=((201, "the webhook and its secret"), (507, "too many webhooks")),
+        body=NewWebhook,
+        answers=((201, "the webhook and its secret", WebhookWithSecret), (507, "too many webhooks")),
     ),
     Route(
         "DELETE",
@@ -313,7 +323,7 @@ OF_THE_CLUSTER: Final = (
         "delete_webhook",
         "Delete a webhook, and the events that wait for it",
         OPERATE,
-        answers=((200, "deleted"), (404, "no such webhook")),
+        answers=((200, "deleted", WebhookDeleted), (404, "no such webhook")),
     ),
     Route(
         "POST",
@@ -321,29 +331,40 @@ OF_THE_CLUSTER: Final = (
         "test_webhook",
         "Send a test event to a webhook now, from this node, once",
         OPERATE,
-        answers=((200, "what the receiver answered"), (404, "no such webhook")),
+        answers=((200, "what the receiver answered", WebhookTested), (404, "no such webhook")),
     ),
-    Route("GET", "/metrics", "metrics", "Metrics for Prometheus", READ, answers=((200, "text"),)),
-    Route("GET", "/log-level", "log_level", "The level of the log of the node that is asked", READ),
+    Route(
+        "GET",
+        "/metrics",
+        "metrics",
+        "Metrics for Prometheus",
+        READ,
+        answers=((200, "text", Raw("text/plain", schema={"type": "string"})),),
+    ),
+    Route(
+        "GET",
+        "/log-level",
+        "log_level",
+        "The level of the log of the node that is asked",
+        READ,
+        answers=((200, "the current level", LogLevel),),
+    ),
     Route(
         "PUT",
         "/log-level",
         "set_log_level",
         "Change the level of the log of the node that is asked, while it runs",
         OPERATE,
-        body={
-            "type": "object",
-            "required": ["level"],
-            "properties": {
-                "level": {
-                    "type": ["string", "null"],
-                    "enum": [*LEVELS, None],
-                    "description": "null: the level of the setting `log_level`",
-                },
-                "for": {"type": "string", "description": "return to the level of the setting after this long: 10m"},
-            },
-        },
-        answers=((200, "the current level"),),
+        body=LogLevelChange,
+        answers=((200, "the current level", LogLevel),),
+    ),
+    Route(
+        "GET",
+        "/openapi.json",
+        "openapi",
+        "The OpenAPI description of this API",
+        READ,
+        answers=((200, "the description", Raw("application/json", "an OpenAPI document", {"type": "object"})),),
     ),
     Route(
         "GET",
@@ -358,12 +379,11 @@ OF_THE_CLUSTER: Final = (
             Parameter("node", "of these nodes, separated by commas; all if not given"),
             Parameter("since", "at or after this time: 2026-11-18T04:00:00Z, or a duration before now: 10m"),
             Parameter("until", "before this time, or a duration before now"),
-            Parameter("limit", f"the newest, up to {LIMIT_MAX}; {LOG_LIMIT} if not given", NUMBER),
+            Parameter("limit", "how many of the newest", number(1, LIMIT_MAX, LOG_LIMIT)),
         ),
         answers=(
-            (200, "`records`; `more`: older ones match; `silent`: nodes that did not answer"),
+            (200, "the records, or a stream of them", (LogPage, _LOG_EVENTS)),
             (404, "there is no such node"),
         ),
     ),
-    Route("GET", "/openapi.json", "openapi", "The OpenAPI description of this API", READ),
 )

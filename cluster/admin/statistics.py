@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Final
 
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, json_answer
+from holdfast.cluster.admin.shapes.invocations import ServiceCounts, Statistics
+from holdfast.cluster.admin.views import show_figures
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.routing.approvals import Approvals
 from holdfast.cluster.routing.reader import Reader
@@ -27,19 +29,21 @@ class StatisticsAdmin:
         Parameters(request)
         services = (await self._reader.statistics()).services
         waiting, oldest_ms = await self._approvals.figures(APPROVALS_MAX)
-        shown = {
-            "services": {name: figures._asdict() for name, figures in sorted(services.items())},
-            "totals": _totals(services.values()),
+        shown: Statistics = {
+            "services": {name: _show(figures) for name, figures in sorted(services.items())},
+            "totals": _show(_total(services.values())),
             "approvals": {"waiting": waiting, "oldest_since": show_time(oldest_ms)},
             "at": show_time(self._now_ms()),
         }
         return json_answer(200, shown)
 
 
-def _totals(services: Iterable[ServiceStatistics]) -> dict[str, Any]:
+def _show(figures: ServiceStatistics) -> ServiceCounts:
+    return {"by_status": figures.by_status, **show_figures(figures)}
+
+
+def _total(services: Iterable[ServiceStatistics]) -> ServiceStatistics:
     rows = list(services)
     names = [field for field in ServiceStatistics._fields if field != "by_status"]
-    return {
-        "by_status": {status: sum(row.by_status[status] for row in rows) for status in STATUS_NAMES.values()},
-        **{name: sum(getattr(row, name) for row in rows) for name in names},
-    }
+    by_status = {status: sum(row.by_status[status] for row in rows) for status in STATUS_NAMES.values()}
+    return ServiceStatistics(by_status, **{name: sum(getattr(row, name) for row in rows) for name in names})

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from holdfast.cluster.admin.choices import SERVICES_MAX, TOKEN_NAME_MAX
 from holdfast.cluster.admin.parameters import AdminRequest, json_answer, read_body
 from holdfast.cluster.admin.proposals import propose
+from holdfast.cluster.admin.shapes import access
+from holdfast.cluster.admin.shapes.access import NewToken, Rotation, TokenRevoked, Tokens, TokenWithSecret
 from holdfast.cluster.durations import parse_duration_ms
 from holdfast.cluster.errors import BadRequest, Conflict
 from holdfast.cluster.http.access import Principal, make_token
@@ -16,8 +19,6 @@ from holdfast.cluster.times import show_time
 from holdfast.statemachine.access import APPROVE, INVOKE, ROLES, CreateToken, RevokeToken, RotateToken, Token
 from holdfast.statemachine.meta import MetaCommand
 
-NAME_LENGTH_MAX: Final = 100
-SERVICES_MAX: Final = 100
 LIST_HINT: Final = "holdfast token list shows them (GET /tokens)"
 
 
@@ -29,28 +30,31 @@ class TokenAdmin:
     async def on_tokens(self, request: AdminRequest) -> Answer:
         tokens = self._registry.state.tokens.by_id.values()
         shown = [self._show(token) for token in sorted(tokens, key=lambda token: (token.created_ms, token.id))]
-        return json_answer(200, {"tokens": shown})
+        tokens_shown: Tokens = {"tokens": shown}
+        return json_answer(200, tokens_shown)
 
     async def on_create_token(self, request: AdminRequest) -> Answer:
-        given = await read_body(request, {"name", "roles", "services", "expires_in"})
+        given = await read_body(request, NewToken)
         created = await self._create(request.request.principal, given)
         request.note(id=created["id"], name=created["name"], roles=",".join(created["roles"]))
         return json_answer(201, created)
 
     async def on_rotate_token(self, request: AdminRequest) -> Answer:
-        return json_answer(200, await self._rotate(request.path["id"], await read_body(request, {"keep_old"})))
+        return json_answer(200, await self._rotate(request.path["id"], await read_body(request, Rotation)))
 
     async def on_revoke_token(self, request: AdminRequest) -> Answer:
         id_ = request.path["id"]
         await self._propose(RevokeToken(id_))
-        return json_answer(200, {"id": id_, "revoked": True})
+        revoked: TokenRevoked = {"id": id_, "revoked": True}
+        return json_answer(200, revoked)
 
-    async def _create(self, principal: Principal, given: Mapping[str, Any]) -> dict[str, Any]:
-        name, roles, services = given.get("name"), given.get("roles"), given.get("services") or []
-        if not isinstance(name, str) or not 0 < len(name) <= NAME_LENGTH_MAX or not name.isprintable():
-            raise BadRequest(f'"name" must be a text of 1 to {NAME_LENGTH_MAX} printable characters')
+    async def _create(self, principal: Principal, given: Mapping[str, Any]) -> TokenWithSecret:
+        name, roles, services = given.get("name"), given.get("roles"), given.get("services")
+        if not isinstance(name, str) or not 0 < len(name) <= TOKEN_NAME_MAX or not name.isprintable():
+            raise BadRequest(f'"name" must be a text of 1 to {TOKEN_NAME_MAX} printable characters')
         if not _is_texts(roles) or not roles or not set(roles) <= ROLES.keys():
             raise BadRequest(f'"roles" must be a list of one or more of {", ".join(ROLES)}')
+        services = [] if services is None else services
         if not _is_texts(services) or len(services) > SERVICES_MAX:
             raise BadRequest(f'"services" must be a list of at most {SERVICES_MAX} names of services')
         if services and not {INVOKE, APPROVE} & {*roles}:
@@ -72,7 +76,7 @@ class TokenAdmin:
         )
         return {**self._show(self._registry.state.tokens.by_id[id_]), "token": text}
 
-    async def _rotate(self, id_: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    async def _rotate(self, id_: str, given: Mapping[str, Any]) -> TokenWithSecret:
         keep_old = _read_duration(given, "keep_old") or 0
         _, text, digest = make_token(id_)
         await self._propose(RotateToken(id_, digest, self._now_ms() + keep_old if keep_old else 0))
@@ -84,7 +88,7 @@ class TokenAdmin:
     async def _propose(self, command: MetaCommand) -> None:
         await propose(self._registry, command, what="tokens", hint=LIST_HINT)
 
-    def _show(self, token: Token) -> dict[str, Any]:
+    def _show(self, token: Token) -> access.Token:
         return {
             "id": token.id,
             "name": token.name,

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from holdfast.cluster.admin.choices import PARTS
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, id_of, json_answer, step_of
+from holdfast.cluster.admin.shapes.invocations import Tree, TreeNode
 from holdfast.cluster.admin.views import unwrapped
 from holdfast.cluster.errors import NotFound, TooLarge, UnknownInvocation
 from holdfast.cluster.http.exchange import JSON, Answer
@@ -45,7 +46,8 @@ class TreeAdmin:
         async with self._turns:
             tree = await self._trees.tree(description.record)
         nodes = [_show(node) for node in tree.nodes]
-        return json_answer(200, {"root": format_id(tree.root), "nodes": nodes, "complete": tree.complete})
+        shown: Tree = {"root": format_id(tree.root), "nodes": nodes, "complete": tree.complete}
+        return json_answer(200, shown)
 
     async def on_step_value(self, request: AdminRequest) -> Answer:
         part = Parameters(request, "part").choice("part", PARTS)
@@ -123,7 +125,7 @@ def _is_json(body: bytes) -> bool:
     return True
 
 
-def _show(node: Node) -> dict[str, Any]:
+def _show(node: Node) -> TreeNode:
     record = node.record
     done = record is not None and record.status == Status.COMPLETED
     return {

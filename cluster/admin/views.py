@@ -10,8 +10,11 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NotRequired, TypedDict
 
+from holdfast.cluster.admin.shapes import approvals, deployments, invocations, objects
+from holdfast.cluster.admin.shapes.approvals import ApprovalDecision
+from holdfast.cluster.admin.shapes.cluster import Pause
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.handlers.health import Health
 from holdfast.cluster.handlers.views import show_health, why_down
@@ -23,6 +26,7 @@ from holdfast.sdk.journal import (
     NOTHING,
     OP_NAMES,
     Decided,
+    Failure,
     Op,
     Step,
     unpack_decided,
@@ -36,7 +40,7 @@ from holdfast.statemachine.meta import Deployment, Handler, MetaState, Service
 from holdfast.statemachine.ops import ROWS
 from holdfast.statemachine.outcomes import failure_of, is_success, payload_of, succeeded
 from holdfast.statemachine.pauses import Standing, why_paused
-from holdfast.statemachine.queries import ShownFailure, completed_ms, shown_status
+from holdfast.statemachine.queries import ServiceStatistics, ShownFailure, completed_ms, shown_status
 from holdfast.statemachine.records import END_NAMES, Invocation, Object
 from holdfast.statemachine.survey import Queue
 
@@ -79,15 +83,35 @@ def read_payload(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def show_outcome(outcome: list[Any]) -> dict[str, Any]:
+def show_outcome(outcome: list[Any]) -> invocations.Outcome:
     failure = failure_of(outcome)
     if failure is None:
         return {"value": show_payload(payload_of(outcome))}
-    shown: dict[str, Any] = {"code": failure.code, "message": failure.message, "kind": failure.kind or None}
-    return {"failure": {**shown, **(failure.extra or {})}}
+    return {"failure": _show_failure(failure)}
 
 
-def show_invocation(record: Invocation, failure: ShownFailure | None = None) -> dict[str, Any]:
+def _show_failure(failure: Failure) -> invocations.Failure:
+    shown: invocations.Failure = {"code": failure.code, "message": failure.message, "kind": failure.kind or None}
+    return {**shown, **_show_extra(failure.extra)}
+
+
+class _Extra(TypedDict):
+    """What some failures have."""
+
+    metadata: NotRequired[dict[str, str]]
+    trace: NotRequired[list[str]]
+
+
+def _show_extra(extra: dict[str, Any] | None) -> _Extra:
+    shown: _Extra = {}
+    if extra and "metadata" in extra:
+        shown["metadata"] = extra["metadata"]
+    if extra and "trace" in extra:
+        shown["trace"] = extra["trace"]
+    return shown
+
+
+def show_invocation(record: Invocation, failure: ShownFailure | None = None) -> invocations.InvocationRow:
     """One line of a list."""
     return {
         "id": format_id(record.id),
@@ -99,7 +123,9 @@ def show_invocation(record: Invocation, failure: ShownFailure | None = None) -> 
         "created_at": show_time(record.created_ms),
         "since": show_time(record.since_ms),
         "completed_at": show_time(completed_ms(record)),
-        "failure": failure._asdict() | {"kind": failure.kind or None} if failure is not None else None,
+        "failure": {"code": failure.code, "message": failure.message, "kind": failure.kind or None}
+        if failure is not None
+        else None,
         "parent": format_id(record.caller) if record.caller else None,
         "deployment": record.deployment,
         "attempts": record.epoch,
@@ -110,7 +136,7 @@ def show_invocation(record: Invocation, failure: ShownFailure | None = None) -> 
     }
 
 
-def show_pause(standing: Standing) -> dict[str, Any]:
+def show_pause(standing: Standing) -> Pause:
     service, key = standing.scope
     return {
         "service": service or None,
@@ -136,7 +162,7 @@ def show_description(
     *,
     standing: Standing | None = None,
     children: int | None = None,
-) -> dict[str, Any]:
+) -> invocations.Invocation:
     """`healths`: of the deployment that will run it. `standing`: the pause that covers it. `children`: how many invocations
     it called and sent, if known."""
     record = description.record
@@ -166,7 +192,7 @@ def show_description(
             "code": failure.code,
             "message": failure.message,
             "kind": failure.kind or None,
-            **(failure.extra or {}),
+            **_show_extra(failure.extra),
         }
         if failure is not None
         else None,
@@ -175,8 +201,10 @@ def show_description(
     }
 
 
-def _show_attempt(attempt: EndedAttempt) -> dict[str, Any]:
-    error = {"code": attempt.code, "message": attempt.message, "kind": attempt.kind or None} if attempt.code else None
+def _show_attempt(attempt: EndedAttempt) -> invocations.Attempt:
+    error: invocations.Failure | None = (
+        {"code": attempt.code, "message": attempt.message, "kind": attempt.kind or None} if attempt.code else None
+    )
     return {
         "attempt": attempt.epoch,
         "started_at": show_time(attempt.started_ms),
@@ -188,9 +216,9 @@ def _show_attempt(attempt: EndedAttempt) -> dict[str, Any]:
     }
 
 
-def show_decision(decided: Decided) -> dict[str, Any]:
+def show_decision(decided: Decided) -> ApprovalDecision:
     """What was decided about an approval. `payload` is there only if it was edited."""
-    shown: dict[str, Any] = {
+    shown: ApprovalDecision = {
         "choice": decided.choice,
         "by": {"id": decided.by_id or None, "name": decided.by} if decided.choice is not None else None,
         "comment": decided.comment or None,
@@ -201,7 +229,7 @@ def show_decision(decided: Decided) -> dict[str, Any]:
     return shown
 
 
-def show_approval(row: Approval) -> dict[str, Any]:
+def show_approval(row: Approval) -> approvals.Approval:
     """Its id is a name: the secret of it is for the handler and those that it tells."""
     return {
         "id": format_approval(row.invocation, row.step),
@@ -226,11 +254,11 @@ def show_approval(row: Approval) -> dict[str, Any]:
     }
 
 
-def show_step(id_: InvocationId, index: int, step: Step, *, with_ids: bool = True) -> dict[str, Any]:
+def show_step(id_: InvocationId, index: int, step: Step, *, with_ids: bool = True) -> invocations.Step:
     outcome = None
     if step.outcome is not None:
         outcome = _show_result(step)
-    shown: dict[str, Any] = {
+    shown: invocations.Step = {
         "index": index,
         "op": OP_NAMES.get(step.op, str(step.op)),
         "key": step.key,
@@ -249,7 +277,7 @@ def show_step(id_: InvocationId, index: int, step: Step, *, with_ids: bool = Tru
     return shown
 
 
-def _show_result(step: Step) -> dict[str, Any]:
+def _show_result(step: Step) -> invocations.Outcome:
     """The outcome of a step."""
     outcome = unwrapped(step)
     payload = payload_of(outcome) if step.op == Op.APPROVAL and is_success(outcome) else None
@@ -295,21 +323,37 @@ def _is_id(value: Any) -> bool:
 
 
 def show_deployment(
-    deployment: Deployment, state: MetaState, in_flight: int, healths: Sequence[Health], *, whole: bool
-) -> dict[str, Any]:
+    deployment: Deployment, state: MetaState, in_flight: int, healths: Sequence[Health]
+) -> deployments.Deployment:
     return {
-        "id": deployment.id,
-        "uri": deployment.uri,
+        **show_deployment_row(deployment, state, in_flight, healths),
         "services": [
             {
-                "name": service.name,
-                "kind": service.kind,
-                "revision": deployment.revisions[service.name],
-                "current": state.offers[service.name][-1] == deployment.id,
-                **({"handlers": [show_handler(handler) for handler in service.handlers]} if whole else {}),
+                **_show_offered(deployment, service, state),
+                "handlers": [show_handler(handler) for handler in service.handlers],
             }
             for service in deployment.services
         ],
+    }
+
+
+def _show_offered(deployment: Deployment, service: Service, state: MetaState) -> deployments.OfferedServiceRow:
+    return {
+        "name": service.name,
+        "kind": service.kind,
+        "revision": deployment.revisions[service.name],
+        "current": state.offers[service.name][-1] == deployment.id,
+    }
+
+
+def show_deployment_row(
+    deployment: Deployment, state: MetaState, in_flight: int, healths: Sequence[Health]
+) -> deployments.DeploymentRow:
+    """One line of a list."""
+    return {
+        "id": deployment.id,
+        "uri": deployment.uri,
+        "services": [_show_offered(deployment, service, state) for service in deployment.services],
         "in_flight": in_flight,
         "health": show_health(healths),
         "modes": deployment.modes,
@@ -320,7 +364,7 @@ def show_deployment(
     }
 
 
-def show_handler(handler: Handler) -> dict[str, Any]:
+def show_handler(handler: Handler) -> deployments.Handler:
     return {
         "name": handler.name,
         "mode": handler.mode,
@@ -335,9 +379,10 @@ def _schema(text: str | None) -> Any:
     return json.loads(text) if text is not None else None
 
 
-def show_service(
+def show_service_row(
     service: Service, deployment: Deployment, state: MetaState, counts: Mapping[str, int]
-) -> dict[str, Any]:
+) -> deployments.ServiceRow:
+    """One line of a list."""
     return {
         "name": service.name,
         "kind": service.kind,
@@ -359,7 +404,31 @@ def show_service(
     }
 
 
-def show_keyed(service: str, key: str, keyed: Keyed) -> dict[str, Any]:
+def show_service(
+    service: Service, deployment: Deployment, state: MetaState, figures: ServiceStatistics
+) -> deployments.Service:
+    return {
+        **show_service_row(service, deployment, state, figures.by_status),
+        "handlers": [show_handler(handler) for handler in service.handlers],
+        "options": service.options,
+        "totals": show_figures(figures),
+    }
+
+
+def show_figures(figures: ServiceStatistics) -> invocations.ServiceFigures:
+    return {
+        "invoked": figures.invoked,
+        "succeeded": figures.succeeded,
+        "failed": figures.failed,
+        "cancelled": figures.cancelled,
+        "killed": figures.killed,
+        "attempts": figures.attempts,
+        "attempts_failed": figures.attempts_failed,
+        "steps": figures.steps,
+    }
+
+
+def show_keyed(service: str, key: str, keyed: Keyed) -> objects.State:
     record = keyed.record
     return {
         "service": service,
@@ -371,7 +440,7 @@ def show_keyed(service: str, key: str, keyed: Keyed) -> dict[str, Any]:
     }
 
 
-def show_object(record: Object) -> dict[str, Any]:
+def show_object(record: Object) -> objects.Key:
     """One line of a list of keys."""
     return {
         "key": record.key,
@@ -383,7 +452,7 @@ def show_object(record: Object) -> dict[str, Any]:
     }
 
 
-def show_queue(found: Queue) -> dict[str, Any]:
+def show_queue(found: Queue) -> objects.Queue:
     return {
         "holder": show_invocation(found.holder) if found.holder is not None else None,
         "waiting": [
@@ -394,7 +463,7 @@ def show_queue(found: Queue) -> dict[str, Any]:
     }
 
 
-def show_promise(name: str, outcome: list[Any] | None) -> dict[str, Any]:
+def show_promise(name: str, outcome: list[Any] | None) -> objects.Promise:
     return {
         "name": name,
         "completed": outcome is not None,

@@ -3,10 +3,10 @@ and timers."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from holdfast.cluster.admin.choices import PAGE, PAGE_MAX, WAITING
 from holdfast.cluster.admin.parameters import AdminRequest, Parameters, json_answer
+from holdfast.cluster.admin.shapes import invocations
+from holdfast.cluster.admin.shapes.invocations import WaitPage
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.routing.surveys import Surveys
@@ -25,9 +25,11 @@ class WaitingAdmin:
         limit = parameters.number("limit", PAGE, 1, PAGE_MAX)
         found = await self._surveys.waits(kinds, parameters.text("service"), parameters.text("cursor"), limit)
         with_ids = request.request.principal.may_invoke_all
-        return json_answer(
-            200, {"waiting": [_show(row, with_ids=with_ids) for row in found.rows], "cursor": found.cursor}
-        )
+        shown: WaitPage = {
+            "waiting": [_show(row, with_ids=with_ids) for row in found.rows],
+            "cursor": found.cursor,
+        }
+        return json_answer(200, shown)
 
 
 def _read_kinds(text: str | None) -> tuple[str, ...]:
@@ -40,8 +42,8 @@ def _read_kinds(text: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _show(row: Wait, *, with_ids: bool) -> dict[str, Any]:
-    shown = {
+def _show(row: Wait, *, with_ids: bool) -> invocations.Wait:
+    shown: invocations.Wait = {
         "kind": row.kind,
         "invocation": format_id(row.invocation),
         "service": row.service,

@@ -8,8 +8,17 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from holdfast.cluster.addresses import find_guarded
+from holdfast.cluster.admin.choices import SERVICES_MAX, URL_MAX
 from holdfast.cluster.admin.parameters import AdminRequest, json_answer, read_body
 from holdfast.cluster.admin.proposals import propose
+from holdfast.cluster.admin.shapes import webhooks
+from holdfast.cluster.admin.shapes.webhooks import (
+    NewWebhook,
+    WebhookDeleted,
+    Webhooks,
+    WebhookTested,
+    WebhookWithSecret,
+)
 from holdfast.cluster.entropy import Entropy
 from holdfast.cluster.errors import BadRequest, Conflict, NotFound
 from holdfast.cluster.http.exchange import Answer
@@ -31,8 +40,6 @@ from holdfast.statemachine.webhooks import (
     name_of,
 )
 
-URL_LENGTH_MAX: Final = 2048
-SERVICES_MAX: Final = 100
 SECRET_BYTES: Final = 32
 LIST_HINT: Final = "`holdfast webhooks list` shows them (GET /webhooks)"
 _ID: Final = re.compile(rf"wh_([0-9a-f]{{{2 * HOOK_ID_BYTES}}})")
@@ -50,14 +57,16 @@ class WebhookAdmin:
 
     async def on_webhooks(self, request: AdminRequest) -> Answer:
         farings = await self._farings.everywhere()
-        shown = [
-            self._show(hook) | show_faring(farings.get(hook.id) or Faring(hook.id))
-            for hook in self._registry.state.webhooks.by_id.values()
-        ]
-        return json_answer(200, {"webhooks": shown})
+        shown: Webhooks = {
+            "webhooks": [
+                {**self._show(hook), **show_faring(farings.get(hook.id) or Faring(hook.id))}
+                for hook in self._registry.state.webhooks.by_id.values()
+            ]
+        }
+        return json_answer(200, shown)
 
     async def on_create_webhook(self, request: AdminRequest) -> Answer:
-        given = await read_body(request, {"url", "events", "services"})
+        given = await read_body(request, NewWebhook)
         url = await _read_url(given.get("url"))
         events = given.get("events")
         if not isinstance(events, list) or not events or not all(isinstance(each, str) for each in events):
@@ -65,7 +74,7 @@ class WebhookAdmin:
         unknown = [each for each in events if each not in EVENTS]
         if unknown:
             raise BadRequest(f"there is no event {unknown[0]!r:.60}", f"there are: {', '.join(EVENTS)}")
-        services = given.get("services") or []
+        services = [] if given.get("services") is None else given["services"]
         if not isinstance(services, list) or len(services) > SERVICES_MAX or not all(map(_is_name, services)):
             raise BadRequest(f'"services" must be a list of at most {SERVICES_MAX} names of services')
         id_ = HookId(self._entropy.bytes(HOOK_ID_BYTES))
@@ -84,12 +93,14 @@ class WebhookAdmin:
         hook = self._registry.state.webhooks.by_id.get(id_)
         if hook is None:
             raise Conflict("the webhook was deleted by another request in the meantime", LIST_HINT)
-        return json_answer(201, {**self._show(hook), "secret": secret})
+        created: WebhookWithSecret = {**self._show(hook), "secret": secret}
+        return json_answer(201, created)
 
     async def on_delete_webhook(self, request: AdminRequest) -> Answer:
         hook = await self._find(request)
         await self._propose(DeleteWebhook(hook.id))
-        return json_answer(200, {"id": name_of(hook.id), "deleted": True})
+        deleted: WebhookDeleted = {"id": name_of(hook.id), "deleted": True}
+        return json_answer(200, deleted)
 
     async def on_test_webhook(self, request: AdminRequest) -> Answer:
         hook = await self._find(request)
@@ -103,15 +114,13 @@ class WebhookAdmin:
             "failure": None,
         })  # fmt: skip
         sent = await self._courier.send(hook, event, body)
-        return json_answer(
-            200,
-            {
-                "id": name_of(hook.id),
-                "taken": not sent.error,
-                "status": sent.status or None,
-                "error": sent.error or None,
-            },
-        )
+        tested: WebhookTested = {
+            "id": name_of(hook.id),
+            "taken": not sent.error,
+            "status": sent.status or None,
+            "error": sent.error or None,
+        }
+        return json_answer(200, tested)
 
     async def _find(self, request: AdminRequest) -> Webhook:
         text = request.path["id"]
@@ -131,7 +140,7 @@ class WebhookAdmin:
         await propose(self._registry, command, what="webhooks", hint=LIST_HINT)
 
     @staticmethod
-    def _show(hook: Webhook) -> dict[str, Any]:
+    def _show(hook: Webhook) -> webhooks.Webhook:
         return {
             "id": name_of(hook.id),
             "url": hook.url,
@@ -148,13 +157,8 @@ def _is_name(value: Any) -> bool:
 
 async def _read_url(value: Any) -> str:
     """Raises BadRequest. The check is repeated for the address of each connection."""
-    if (
-        not isinstance(value, str)
-        or not 0 < len(value) <= URL_LENGTH_MAX
-        or not value.isascii()
-        or not value.isprintable()
-    ):
-        raise BadRequest(f'"url" must be a URL of at most {URL_LENGTH_MAX} printable ASCII characters')
+    if not isinstance(value, str) or not 0 < len(value) <= URL_MAX or not value.isascii() or not value.isprintable():
+        raise BadRequest(f'"url" must be a URL of at most {URL_MAX} printable ASCII characters')
     behind = host_behind_credentials(value)
     if behind is not None:
         raise BadRequest(

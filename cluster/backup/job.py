@@ -19,7 +19,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypedDict
 from urllib.parse import urlsplit
 
 from holdfast import __version__
@@ -33,6 +33,7 @@ from holdfast.cluster.backup.copies import (
 from holdfast.cluster.backup.newest import NewestBackup
 from holdfast.cluster.errors import BadRequest, Conflict, Forbidden, NotFound
 from holdfast.cluster.peers.rpc import Refused, Unanswered
+from holdfast.cluster.schemas import one_of
 from holdfast.cluster.snapshotting.service import Snapshots
 from holdfast.log.errors import ProposalError
 from holdfast.sdk.ids import PartitionNumber, numbers_of
@@ -76,6 +77,44 @@ CANCELLED: Final = "cancelled"
 REASON_HIDDEN: Final = "it failed; the log of the node has the reason, and the role admin sees it here"
 
 
+class StoredPart(TypedDict):
+    """The snapshot of one partition in the backup."""
+
+    object: Annotated[str, "its name in the store"]
+    bytes: int
+    sha256: str
+    partition: PartitionNumber
+    index: Annotated[int, "of its last entry"]
+    term: Annotated[int, "of that entry"]
+    node: Annotated[str, "that took it"]
+
+
+class BackupPart(TypedDict):
+    """How far one partition is."""
+
+    partition: PartitionNumber
+    node: Annotated[str | None, "that copies it"]
+    doing: Annotated[str, "in words"]
+    bytes: Annotated[int, "copied"]
+    of_bytes: int
+    note: Annotated[str | None, "what went wrong, while it is tried again; only for the role admin"]
+    stored: StoredPart | None
+
+
+class Backup(TypedDict):
+    id: str
+    to: Annotated[str, "the place"]
+    status: Annotated[str, one_of([RUNNING, SUCCEEDED, ENDED_BADLY, CANCELLED])]
+    doing: Annotated[str | None, "while it runs: in words"]
+    rounds: Annotated[int, "how often it began to look for a point in time that all partitions share"]
+    error: Annotated[str | None, "why it failed; only the role admin sees the reason"]
+    began_ms: Annotated[int, "milliseconds since 1970"]
+    ended_ms: Annotated[int | None, "milliseconds since 1970"]
+    held_ms: Annotated[float | None, "for how long writes waited"]
+    bytes: Annotated[int | None, "of the whole backup, once it succeeded"]
+    partitions: list[BackupPart]
+
+
 class BackupFailed(Exception):
     """The backup was given up. Nothing it wrote can be mistaken for a backup."""
 
@@ -96,12 +135,12 @@ class Job:
     rounds: int = 0
     error: str | None = None
     held_ms: float | None = None
-    rows: dict[PartitionNumber, dict[str, Any]] = field(default_factory=dict)
+    rows: dict[PartitionNumber, BackupPart] = field(default_factory=dict)
     manifest: Manifest | None = None
     ended_ms: int | None = None
     task: asyncio.Task[None] | None = None
 
-    def show(self) -> dict[str, Any]:
+    def show(self) -> Backup:
         return {
             "id": self.id,
             "to": self.url,
@@ -159,15 +198,16 @@ def is_within(place: str, configured: str) -> bool:
     return one.absolute().is_relative_to(other.absolute())
 
 
-def show_to(roles: Sequence[str], job: dict[str, Any]) -> dict[str, Any]:
+def show_to(roles: Sequence[str], job: Backup) -> Backup:
     """A backup as a client with these roles sees it. Reasons tell what is at an address or on a disk of the nodes."""
     if permits(roles, ADMIN):
         return job
     doing = job["doing"]
-    return job | {
+    return {
+        **job,
         "error": REASON_HIDDEN if job["error"] else None,
         "doing": doing.partition(":")[0] if doing else doing,
-        "partitions": [row | {"note": None} for row in job["partitions"]],
+        "partitions": [{**row, "note": None} for row in job["partitions"]],
     }
 
 
@@ -202,7 +242,7 @@ class Backups:
 
     # -- for operators -----------------------------------------------------------------------------------------------
 
-    def begin(self, url: str) -> dict[str, Any]:
+    def begin(self, url: str) -> Backup:
         """Start a backup and return at once; `show` returns its progress."""
         running = next((job for job in self._jobs.values() if job.status == RUNNING), None)
         if running is not None:
@@ -217,15 +257,15 @@ class Backups:
         job.task = asyncio.ensure_future(self._run(job))
         return job.show()
 
-    def recent(self) -> list[dict[str, Any]]:
+    def recent(self) -> list[Backup]:
         """Backups that this node is making or has made since it started, newest first."""
         return [job.show() for job in reversed(self._jobs.values())]
 
-    async def show(self, id_: str) -> dict[str, Any]:
+    async def show(self, id_: str) -> Backup:
         job = self._jobs.get(id_)
         return job.show() if job is not None else await self._elsewhere("backup-show", id_)
 
-    async def cancel(self, id_: str) -> dict[str, Any]:
+    async def cancel(self, id_: str) -> Backup:
         """Cancel a running backup and remove what it wrote. An ended backup is unchanged."""
         job = self._jobs.get(id_)
         if job is None:
@@ -235,11 +275,11 @@ class Backups:
             await asyncio.gather(job.task, return_exceptions=True)
         return job.show()
 
-    async def _elsewhere(self, method: str, id_: str) -> dict[str, Any]:
+    async def _elsewhere(self, method: str, id_: str) -> Backup:
         for peer in sorted(self._connected()):
             try:
                 async with asyncio.timeout(ASK_S):
-                    found: dict[str, Any] | None = await self._home.rpc.ask(peer, method, id_)
+                    found: Backup | None = await self._home.rpc.ask(peer, method, id_)
             except (Unanswered, Refused, TimeoutError):
                 continue
             if found is not None:
@@ -249,10 +289,10 @@ class Backups:
             "a restarted node forgets the backup it was making; holdfast backup list --from shows complete backups",
         )
 
-    async def _serve_show(self, peer: str, id_: Any) -> dict[str, Any] | None:
+    async def _serve_show(self, peer: str, id_: Any) -> Backup | None:
         return await self.show(id_) if id_ in self._jobs else None
 
-    async def _serve_cancel(self, peer: str, id_: Any) -> dict[str, Any] | None:
+    async def _serve_cancel(self, peer: str, id_: Any) -> Backup | None:
         return await self.cancel(id_) if id_ in self._jobs else None
 
     def _now_ms(self) -> int:
@@ -410,7 +450,7 @@ class Backups:
                         why, again = error
                         raise TryAgain(why) if again else BackupFailed(f"partition {number}: {why}")
             if all(row["doing"] == DONE for row in job.rows.values()):
-                return [Part(**job.rows[number]["stored"]) for number in sorted(job.rows)]
+                return [Part(**stored) for _, row in sorted(job.rows.items()) if (stored := row["stored"]) is not None]
             await asyncio.sleep(POLL_S)
 
     def _finish(self, id_: str, store: Store, parts: list[Part], meta: bytes) -> Manifest:
@@ -494,8 +534,8 @@ def _row(
     done: int = 0,
     total: int = 0,
     note: str | None = None,
-    stored: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+    stored: StoredPart | None = None,
+) -> BackupPart:
     return {
         "partition": number, "node": node, "doing": doing, "bytes": done, "of_bytes": total, "note": note,
         "stored": stored,

@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, TypedDict
 
 from holdfast.cluster.handlers.health import Health
+from holdfast.cluster.schemas import Time, one_of
 from holdfast.cluster.times import show_time
 from holdfast.statemachine.texts import utc
 
 
-def show_health(healths: Sequence[Health]) -> dict[str, Any]:
+class NodeHealth(TypedDict):
+    """The health of a deployment as one node sees it."""
+
+    node: str
+    down_since: Annotated[Time | None, "since when the node cannot reach it"]
+    failures: Annotated[int, "consecutive failures to reach it"]
+    error: Annotated[str | None, "of the last try"]
+    restraint: Annotated[str | None, "why the node holds attempts back although it reaches the deployment"]
+    stalled_since: Annotated[Time | None, "since when it does not respond"]
+    stall: Annotated[str | None, "what blocks it, and where"]
+    blocked: Annotated[int, "how often its event loop did not run for more than a second"]
+    last_block: Annotated[str | None, "by which code, where, and for how long"]
+    next_try_at: Time | None
+    running: Annotated[int, "attempts that run there"]
+    waiting: Annotated[int, "attempts that wait for their turn"]
+
+
+class DeploymentHealth(TypedDict):
+    status: Annotated[
+        str,
+        "down: a node cannot reach it; stalled: it does not respond; crashing: attempts end its process; idle: no node has "
+        "needed it",
+        one_of(["ok", "idle", "down", "stalled", "crashing"]),
+    ]
+    nodes: list[NodeHealth]
+
+
+def show_health(healths: Sequence[Health]) -> DeploymentHealth:
     """Of one deployment. `status`: down if a node fails to reach it, stalled if it does not respond, crashing if a node holds
     attempts back because they end their process, idle if no node has had anything for it."""
     if any(each.is_down for each in healths):

@@ -44,6 +44,7 @@ from holdfast.cluster.http.streams import Stream, Streams
 logger = logging.getLogger(__name__)
 
 JSON: Final = "application/json"
+PARAMETERS_MAX: Final = 64  # of a query
 ROOM_LOOK_S: Final = 0.02
 #: The body of a request whose sender is not known.
 STRANGER_BODY_BYTES_MAX: Final = 4096
@@ -402,7 +403,9 @@ def split_target(target: str) -> tuple[list[str], dict[str, str]]:
         segments = path[1:].split("/")
         if "%" in path:
             segments = [unquote(segment, errors="strict") for segment in segments]
-        parameters = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=16)) if query else {}
+        if query.count("&") >= PARAMETERS_MAX:
+            raise BadRequest(f"the query has more than {PARAMETERS_MAX} parameters")
+        parameters = dict(parse_qsl(query, keep_blank_values=True)) if query else {}
     except (UnicodeError, ValueError):
-        raise BadRequest("the path or query is not UTF-8, or too long", "percent-encode keys as UTF-8") from None
+        raise BadRequest("the path or query is not UTF-8", "percent-encode keys as UTF-8") from None
     return segments, parameters

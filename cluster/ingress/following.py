@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 from holdfast.cluster.errors import error_body
 from holdfast.cluster.http.event_stream import RETRY, SIGN_OF_LIFE, SIGN_OF_LIFE_S, block
+from holdfast.cluster.ingress.shapes import FollowedOutcome
 from holdfast.cluster.routing.channel import Channel
 from holdfast.cluster.routing.reader import Summary
 from holdfast.sdk.bounds import load_json
@@ -55,7 +56,7 @@ def body_of(failure: Failure) -> bytes:
     return error_body(failure.code, failure.message, source="invocation", hint=None, metadata=metadata)
 
 
-def show_outcome(outcome: list[Any]) -> dict[str, Any]:
+def show_outcome(outcome: list[Any]) -> FollowedOutcome:
     failure = failure_of(outcome)
     if failure is not None:
         return {"failure": json.loads(body_of(failure))}

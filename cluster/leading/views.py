@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, TypedDict
 
 from holdfast.cluster.leading.webhooks import Faring
+from holdfast.cluster.schemas import Time
 from holdfast.cluster.times import show_time
 
 
-def show_faring(faring: Faring) -> dict[str, Any]:
+class Deliveries(TypedDict):
+    """To one webhook."""
+
+    pending: Annotated[int, "events that wait to be sent"]
+    dropped: Annotated[int, "events that were given up"]
+    delivered: int
+    failed: Annotated[int, "tries that failed"]
+    failing_since: Time | None
+    last_success_at: Time | None
+    last_error: str | None
+    last_error_at: Time | None
+    next_try_at: Time | None
+
+
+def show_faring(faring: Faring) -> Deliveries:
     return {
         "pending": faring.pending,
         "dropped": faring.dropped,

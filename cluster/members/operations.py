@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypedDict
 
 from holdfast.cluster.config import read_host_port, read_name, read_zone
 from holdfast.cluster.errors import BadRequest, Conflict, Full, NotFound, Unavailable
 from holdfast.cluster.members.handover import CannotMove, Handover
 from holdfast.cluster.registry.registry import Registry
 from holdfast.cluster.routing.router import Router
+from holdfast.cluster.schemas import one_of
 from holdfast.log.errors import NotLeader
 from holdfast.sdk.ids import NodeId, PartitionNumber
 from holdfast.statemachine.effects import Code
@@ -29,6 +30,28 @@ from holdfast.statemachine.meta import MetaCommand
 DRAIN_S: Final = 10.0
 STATUS_HINT: Final = "`holdfast cluster status` (GET /cluster) lists the nodes"
 ADD_HINT: Final = 'give a name and host:port of its peer link, as in {"name": "n4", "address": "10.0.0.4:5122"}'
+
+
+class NodeMembership(TypedDict):
+    """A node as a member of the cluster."""
+
+    name: str
+    state: Annotated[
+        str,
+        "draining: it leads nothing; leaving: its replicas move away, too; removed: for good",
+        one_of([ACTIVE, DRAINING, LEAVING, REMOVED]),
+    ]
+    zone: str | None
+    address: Annotated[str, "host:port of its peer link"]
+    ingress_url: Annotated[str | None, "null: the node has not reported it yet"]
+    admin_url: Annotated[str | None, "null: the node has not reported it yet"]
+    replicas: Annotated[int, "how many it holds; stop a removed node only when this is 0"]
+    leads: Annotated[int | None, "how many partitions it leads; null: unknown"]
+
+
+class Leadership(TypedDict):
+    partition: int
+    leader: str | None
 
 
 def read_node(name: Any, address: Any, zone: Any) -> PutNode:
@@ -61,7 +84,7 @@ class Operations:
     def _membership(self) -> Membership:
         return self._registry.state.membership
 
-    async def add(self, command: PutNode) -> dict[str, Any]:
+    async def add(self, command: PutNode) -> NodeMembership:
         """Add a node to the cluster. It gets replicas once it is running."""
         await self._fresh()
         known = self._membership.nodes.get(command.name)
@@ -72,7 +95,7 @@ class Operations:
         await self._propose(command)
         return self.show(self._membership.nodes[command.name])
 
-    async def drain(self, name: NodeId, *, move: bool, wait: bool = True) -> dict[str, Any]:
+    async def drain(self, name: NodeId, *, move: bool, wait: bool = True) -> NodeMembership:
         """Move all leaderships off a node, and with `move` also its replicas.
 
         With `wait`, it returns when the node leads nothing, or after a while."""
@@ -83,11 +106,11 @@ class Operations:
             await asyncio.sleep(0.02)
         return self.show(self._membership.nodes[name])
 
-    async def undrain(self, name: NodeId) -> dict[str, Any]:
+    async def undrain(self, name: NodeId) -> NodeMembership:
         await self._propose(SetNodeState(name, ACTIVE))
         return self.show(self._membership.nodes[name])
 
-    async def remove(self, name: NodeId, *, force: bool) -> dict[str, Any]:
+    async def remove(self, name: NodeId, *, force: bool) -> NodeMembership:
         """Remove a node permanently. Other nodes replace its replicas."""
         await self._fresh()
         membership = self._membership
@@ -104,7 +127,7 @@ class Operations:
         await self._propose(SetNodeState(name, REMOVED))
         return self.show(membership.nodes[name])
 
-    async def transfer(self, number: PartitionNumber, to: str | None) -> dict[str, Any]:
+    async def transfer(self, number: PartitionNumber, to: str | None) -> Leadership:
         if not 0 <= number < self._router.count:
             raise NotFound(f"there is no partition {number}", f"partitions are numbered 0 to {self._router.count - 1}")
         try:
@@ -142,7 +165,7 @@ class Operations:
         """
         return node.state == REMOVED and node.name in self._meta_members()
 
-    def show(self, node: Member) -> dict[str, Any]:
+    def show(self, node: Member) -> NodeMembership:
         return {
             "name": node.name,
             "state": node.state,

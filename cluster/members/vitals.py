@@ -8,13 +8,42 @@ answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypedDict
 
 from holdfast.cluster.histogram import Histogram
 from holdfast.cluster.peers.rpc import Rpc
 from holdfast.cluster.peers.survey import ask_all
 
 _METHOD: Final = "vitals"
+
+
+class Disk(TypedDict):
+    """In bytes."""
+
+    free: int
+    total: int
+
+
+class ShownLatency(TypedDict):
+    """A histogram since the node began."""
+
+    bounds_s: list[float]
+    counts: Annotated[list[int], "one more than the bounds: the last is of what is above all of them"]
+    sum_s: float
+
+
+class ShownVitals(TypedDict):
+    """What a node says about itself; null if it does not answer."""
+
+    uptime_s: int | None
+    disk: Disk | None
+    memory_bytes: int | None
+    loop_lag_ms: Annotated[int | None, "by how much the last timer of its event loop was late"]
+    cpu_ms: Annotated[int | None, "processor time since it started"]
+    latency: Annotated[
+        dict[str, ShownLatency] | None,
+        "`accept`: until a new invocation is durable; `handler`: what attempts spend in handlers",
+    ]
 
 
 class Latency(NamedTuple):
@@ -25,7 +54,7 @@ class Latency(NamedTuple):
     counts: Sequence[int]
     sum_s: float
 
-    def show(self) -> dict[str, Any]:
+    def show(self) -> ShownLatency:
         return {"bounds_s": list(self.bounds_s), "counts": list(self.counts), "sum_s": round(self.sum_s, 6)}
 
 
@@ -46,7 +75,7 @@ class Vitals(NamedTuple):
         plain, latencies = row[:_LATENCIES_AT], row[_LATENCIES_AT] if len(row) > _LATENCIES_AT else ()
         return cls(*plain)._replace(latencies=tuple(Latency(*each[: len(Latency._fields)]) for each in latencies))
 
-    def show(self) -> dict[str, Any]:
+    def show(self) -> ShownVitals:
         return {
             "uptime_s": self.uptime_s,
             "disk": {"free": self.disk_free, "total": self.disk_total},
@@ -60,7 +89,7 @@ class Vitals(NamedTuple):
 _LATENCIES_AT: Final = Vitals._fields.index("latencies")
 
 #: Of a node that did not answer.
-UNKNOWN: Final = {
+UNKNOWN: Final[ShownVitals] = {
     "uptime_s": None,
     "disk": None,
     "memory_bytes": None,

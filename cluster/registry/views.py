@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Literal, TypedDict
 
+from holdfast.cluster.registry.offer import MODES_BY_KIND
 from holdfast.cluster.registry.preview import Preview
+from holdfast.cluster.schemas import one_of
 
 
-def show_preview(found: Preview) -> dict[str, Any]:
+class PreviewedService(TypedDict):
+    name: str
+    kind: Annotated[str, one_of(MODES_BY_KIND)]
+    revision: Annotated[int, "that it would get"]
+    handlers: Annotated[list[str], "their names"]
+
+
+class ShownPreview(TypedDict):
+    """What a registration would change: the answer to a dry run."""
+
+    dry_run: Literal[True]
+    id: Annotated[str | None, "null: a new deployment would get a new id"]
+    created: Annotated[bool, "there would be a new deployment"]
+    changes: Annotated[list[str], "one sentence for each"]
+    breaks: Annotated[list[str], "why it would be refused without force"]
+    services: list[PreviewedService]
+
+
+def show_preview(found: Preview) -> ShownPreview:
     return {
         "dry_run": True,
         "id": found.id,

@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypedDict
 
 import msgpack
 
@@ -51,6 +51,22 @@ UPLOADS_AT_A_TIME: Final = 2
 FETCHES_AT_A_TIME: Final = 2
 #: A snapshot that a peer requested this recently is not removed.
 SERVED_PIN_S: Final = 120.0
+
+
+class StoredSnapshot(TypedDict):
+    """A snapshot in the shared store."""
+
+    partition: int
+    name: str
+    index: Annotated[int, "of its last entry"]
+    term: Annotated[int, "of that entry"]
+    bytes: int
+
+
+class Snapshot(StoredSnapshot):
+    """A snapshot that was just taken."""
+
+    node: Annotated[str, "that took it"]
 
 
 class Snapshots:
@@ -204,19 +220,19 @@ class Snapshots:
 
     async def create(
         self, number: PartitionNumber, *, partitions: int, leader: Callable[[PartitionNumber], str | None]
-    ) -> dict[str, Any]:
+    ) -> Snapshot:
         """Cut a snapshot of a partition now. Its leader cuts it, because the leader publishes it."""
         if not 0 <= number < partitions:
             raise Refused("NotFound", f"there is no partition {number}")
         return await self._create(group_of(number), leader(number))
 
-    async def _create(self, group: GroupId, leader: str | None) -> dict[str, Any]:
+    async def _create(self, group: GroupId, leader: str | None) -> Snapshot:
         if leader is not None and leader != self.config.node:
-            answer: dict[str, Any] = await self.rpc.ask(leader, "snapshot-create", group)
+            answer: Snapshot = await self.rpc.ask(leader, "snapshot-create", group)
             return answer
         return await self._create_here(group)
 
-    async def _create_here(self, group: GroupId) -> dict[str, Any]:
+    async def _create_here(self, group: GroupId) -> Snapshot:
         keeper = self.keepers.get(group)
         if keeper is None:
             raise Refused("NotHosted", f"the partition is not on {self.config.node}")
@@ -234,13 +250,13 @@ class Snapshots:
             "bytes": file.header.file_bytes,
         }
 
-    async def _serve_create(self, peer: str, group: Any) -> dict[str, Any]:
+    async def _serve_create(self, peer: str, group: Any) -> Snapshot:
         return await self._create_here(GroupId(group if isinstance(group, int) else -1))
 
-    async def stored(self) -> list[dict[str, Any]]:
+    async def stored(self) -> list[StoredSnapshot]:
         """The snapshots of this cluster that the shared store lists. Their content has not been read."""
 
-        def look(_: Work) -> list[dict[str, Any]]:
+        def look(_: Work) -> list[StoredSnapshot]:
             store = self.store()
             return [
                 {"partition": partition_in(group), "name": found.name, "index": found.index, "term": found.term,

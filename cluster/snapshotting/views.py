@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, NotRequired, TypedDict
 
 from holdfast.cluster.snapshotting.keeper import Keeper
 from holdfast.cluster.snapshotting.service import Snapshots
 
 
-def show_keeper(keeper: Keeper) -> dict[str, Any]:
+class SnapshotProgress(TypedDict):
+    bytes: int
+    of_bytes: int
+
+
+class KeptSnapshots(TypedDict):
+    """The snapshots of one partition on this node. What concerns the newest is null if there is none."""
+
+    index: Annotated[int | None, "of the last entry in the newest snapshot"]
+    term: Annotated[int | None, "of that entry"]
+    bytes: int | None
+    name: str | None
+    age_s: float | None
+    stored: Annotated[bool, "the newest is in the shared store"]
+    log_begins_behind: Annotated[int, "the log has the entries after this index"]
+    doing: Annotated[str | None, "what is in progress, in words"]
+    error: str | None
+    progress: NotRequired[SnapshotProgress]
+
+
+class SnapshotStore(TypedDict):
+    """Where this node stores its snapshots."""
+
+    store: Annotated[str | None, "the address of the shared store; null: there is none"]
+    error: Annotated[str | None, "what is wrong with that store"]
+    directory: Annotated[str, "of this node's own snapshots"]
+
+
+def show_keeper(keeper: Keeper) -> KeptSnapshots:
     """The snapshots of one partition on this node."""
     newest = keeper.newest
-    shown: dict[str, Any] = {
+    shown: KeptSnapshots = {
         "index": newest.header.meta.index if newest is not None else None,
         "term": newest.header.meta.term if newest is not None else None,
         "bytes": newest.header.file_bytes if newest is not None else None,
@@ -27,7 +55,7 @@ def show_keeper(keeper: Keeper) -> dict[str, Any]:
     return shown
 
 
-def show_snapshots(home: Snapshots) -> dict[str, Any]:
+def show_snapshots(home: Snapshots) -> SnapshotStore:
     """Where this node stores its snapshots, and what is wrong with that store."""
     failing = [keeper.publishing.error for keeper in home.keepers.values() if keeper.publishing.error is not None]
     return {

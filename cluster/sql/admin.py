@@ -6,6 +6,7 @@ from typing import Final
 
 from holdfast.cluster.admin.choices import QUERY_LIMIT, QUERY_LIMIT_MAX, QUERY_TIMEOUT_S, QUERY_TIMEOUT_S_MAX
 from holdfast.cluster.admin.parameters import AdminRequest, json_answer, read_body
+from holdfast.cluster.admin.shapes.queries import Query, Tables
 from holdfast.cluster.errors import BadRequest, Unavailable
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.sql.catalog import show_tables
@@ -19,7 +20,7 @@ class SqlAdmin:
         self._queries = queries
 
     async def on_query(self, request: AdminRequest) -> Answer:
-        given = await read_body(request, {"sql", "limit", "timeout_s", "fresh"})
+        given = await read_body(request, Query)
         sql, fresh = given.get("sql"), given.get("fresh", False)
         if not isinstance(sql, str):
             raise BadRequest('"sql" is missing', 'send JSON as in {"sql": "select count(*) from invocations"}')
@@ -44,4 +45,5 @@ class SqlAdmin:
         return Answer(200, body, held=len(body))
 
     async def on_query_tables(self, request: AdminRequest) -> Answer:
-        return json_answer(200, {"tables": show_tables()})
+        shown: Tables = {"tables": show_tables()}
+        return json_answer(200, shown)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
+from holdfast.cluster.admin.shapes import queries
 from holdfast.cluster.sql.invocations import ATTEMPTS, INVOCATIONS, STATISTICS
 from holdfast.cluster.sql.journals import APPROVALS, AWAKEABLES, IN_DOUBT, JOURNAL_TABLE
 from holdfast.cluster.sql.objects import OBJECTS, PROMISES, STATE, TIMERS
@@ -30,7 +31,7 @@ TABLES: Final[Mapping[str, Table]] = {
 }
 
 
-def show_tables() -> list[dict[str, Any]]:
+def show_tables() -> list[queries.Table]:
     return [
         {
             "name": table.name,

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from random import Random
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypedDict, TypeVar
 
 from holdfast.cluster.backoff import backoff, with_jitter
 from holdfast.cluster.clock import Clock
@@ -75,6 +75,19 @@ class StoreDown(Unavailable):
 
 class ValueLost(Circumstance):
     """The store is available, but the value is missing or damaged. Only an operator can restore it."""
+
+
+#: Where this node stores large values. The field `in` is a keyword of Python.
+LargeValues = TypedDict(
+    "LargeValues",
+    {
+        "in": Literal["store", "log"],
+        "store": Annotated[str | None, "the address of the shared store"],
+        "why_not_in_store": Annotated[str | None, "why they go through the log"],
+        "error": Annotated[str | None, "of the store"],
+        "lost": Annotated[int, "values that the store should have and has not"],
+    },
+)
 
 
 class Objects:
@@ -378,7 +391,7 @@ class Objects:
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*getting, return_exceptions=True)
 
-    def show(self) -> dict[str, Any]:
+    def show(self) -> LargeValues:
         """Where this node's large values go, and what is wrong with that store."""
         why_not = self.why_not()
         return {

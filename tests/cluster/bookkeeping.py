@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from holdfast.cluster.backup.job import Backup
 from holdfast.cluster.config import Config, HostPort
 from holdfast.cluster.node import Node
 from holdfast.cluster.partition.door import Partition
@@ -219,10 +220,10 @@ class Books:
 
     # -- backups
 
-    async def backup(self, place: Path | str, at: str | None = None) -> dict[str, Any]:
+    async def backup(self, place: Path | str, at: str | None = None) -> Backup:
         """Make a backup at a node, and wait for it."""
         node = self.nodes[0] if at is None else self.seats[at].node
-        job: dict[str, Any] = node.serving.backups.begin(str(place))
+        job = node.serving.backups.begin(str(place))
         return await ended(node, job["id"])
 
 
@@ -231,7 +232,7 @@ def files_in(path: Path) -> list[Path]:
     return sorted(Path(at) / name for at, _, names in os.walk(path) for name in names)
 
 
-async def ended(node: Node, id_: str) -> dict[str, Any]:
+async def ended(node: Node, id_: str) -> Backup:
     async with asyncio.timeout(PATIENCE_S):
         while (job := await node.serving.backups.show(id_))["status"] == "running":
             await asyncio.sleep(0.01)

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.values import shared_store
+from tests.answers import answers, watched_answers
 from tests.cluster.harness import PATIENCE_S
 from tests.cluster.stored_values import Place
+
+__all__ = ["answers", "watched_answers"]
 
 
 @pytest.fixture

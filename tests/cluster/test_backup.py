@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from holdfast.cluster.backup import job as backup_module
-from holdfast.cluster.backup.job import Backups, read_place
+from holdfast.cluster.backup.job import Backup, Backups, read_place
 from holdfast.cluster.partition.hold import Hold
 from holdfast.sdk import Server
 from holdfast.sdk.ids import PartitionNumber, partition_of
@@ -164,13 +164,12 @@ async def test_without_a_hold_the_copies_do_not_fit_and_are_no_backup(
     monkeypatch.setattr(backup_module, "TRIES", 1)
     monkeypatch.setattr(it.nodes[0].serving.backups, "_hold", never_hold)
     begin_late(it, await spread(it), 5, monkeypatch)
-    job: dict[str, Any] = {"error": ""}
     for _ in range(10):  # A leader may move at that moment, or no request may be late.
         job = await it.backup(place.directory)
         if job["error"] and (" has message " in job["error"] or " forgot message " in job["error"]):
             break
 
-    assert job["status"] == "failed" and "message" in job["error"], job
+    assert job["status"] == "failed" and "message" in (job["error"] or ""), job
     assert job["id"] not in {found.id for found in list_backups(place) if isinstance(found, Manifest)}
 
 
@@ -249,7 +248,7 @@ async def test_a_deployment_removed_during_a_backup_is_not_missed(
 # -- interruptions -----------------------------------------------------------------------------------------------------
 
 
-async def begun_and_stuck(backups: Backups, place: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+async def begun_and_stuck(backups: Backups, place: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> Backup:
     """A backup whose copies never end."""
     stuck = asyncio.Event()
 
@@ -352,7 +351,7 @@ async def test_an_unusable_store_is_reported_before_anything_is_held(tmp_path: P
         job = await it.backup(tmp_path / "missing")
 
         assert job["status"] == "failed" and job["rounds"] == 0
-        assert "the directory does not exist" in job["error"] and "Create it" in job["error"]
+        assert job["error"] and "the directory does not exist" in job["error"] and "Create it" in job["error"]
 
 
 async def test_a_directory_that_the_nodes_do_not_share_is_no_place_for_a_backup(
@@ -363,7 +362,7 @@ async def test_a_directory_that_the_nodes_do_not_share_is_no_place_for_a_backup(
 
     job = await it.backup(place.directory)
 
-    assert job["status"] == "failed" and "must be shared by all nodes" in job["error"], job
+    assert job["status"] == "failed" and "must be shared by all nodes" in (job["error"] or ""), job
 
 
 async def test_one_node_makes_one_backup_at_a_time(tmp_path: Path, place: DirectoryStore, server: Server) -> None:

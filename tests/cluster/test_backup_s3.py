@@ -64,7 +64,7 @@ async def test_a_store_that_goes_away_for_good_leaves_no_backup(
 
     job = await it.backup(place)
 
-    assert job["status"] == "failed" and "Check the endpoint URL and the network" in job["error"], job
+    assert job["status"] == "failed" and "Check the endpoint URL and the network" in (job["error"] or ""), job
     with pytest.raises(Unreachable):
         list_backups(open_store(place))
     proxy.heal()
@@ -86,4 +86,4 @@ async def test_wrong_credentials_are_reported_at_once_and_never_shown(
     job = await it.backup(place)
 
     assert job["status"] == "failed" and job["rounds"] == 0
-    assert "Check the credentials" in job["error"] and "not-the-right-secret" not in str(job)
+    assert "Check the credentials" in (job["error"] or "") and "not-the-right-secret" not in str(job)

@@ -51,9 +51,35 @@ def test_handlers_are_described_with_their_schemas() -> None:
     send = described["paths"]["/orders/{key}/place/send"]["post"]
     assert "202" in send["responses"] and "200" not in send["responses"]
     assert [each["name"] for each in send["parameters"]] == ["key", "delay", "Idempotency-Key"]
-    schema = find(described, place["requestBody"]["content"]["application/json"]["schema"]["$ref"])
-    assert find(described, schema["$ref"]) == {"type": "object"}, "references inside a schema stay inside it"
+    assert find(described, place["requestBody"]["content"]["application/json"]["schema"]["$ref"]) == {"type": "object"}
     assert all(find(described, reference) is not None for reference in references(described))
+
+
+def test_definitions_inside_schemas_of_handlers_become_components() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "lines": {"type": "array", "items": {"$ref": "#/$defs/Line"}},
+            "amount": {"$ref": "#/$defs/Line/properties/amount"},
+            "odd": {"$ref": "#/$defs/Box[int]"},
+            "again": {"$ref": "#"},
+        },
+        "$defs": {
+            "Line": {"properties": {"amount": {"type": "integer"}, "next": {"$ref": "#/$defs/Line"}}},
+            "Box[int]": {"type": "integer"},
+        },
+    }
+    orders = Service("orders", "service", [Handler("place", "plain", input_schema=json.dumps(schema))])
+
+    schemas = openapi([orders])["components"]["schemas"]
+
+    at = "#/components/schemas/orders.place.input"
+    assert schemas["orders.place.input.Line"]["properties"]["next"] == {"$ref": f"{at}.Line"}
+    root = schemas["orders.place.input"]
+    assert root["properties"]["lines"]["items"] == {"$ref": f"{at}.Line"}
+    assert root["properties"]["amount"] == {"$ref": f"{at}.Line/properties/amount"}
+    assert root["properties"]["odd"] == {"$ref": f"{at}/$defs/Box[int]"}, "no component may have this name"
+    assert root["properties"]["again"] == {"$ref": at} and [*root["$defs"]] == ["Box[int]"]
 
 
 async def test_private_handlers_are_not_described() -> None:

@@ -16,6 +16,7 @@ import pytest
 from docs import generate
 from holdfast import sdk
 from holdfast.cli.main import main as command_line
+from holdfast.cluster.admin.openapi import openapi
 from holdfast.cluster.config import Config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +85,19 @@ def test_the_reference_has_every_command_and_option() -> None:
 
     walk("holdfast", command_line)
     assert "--handlers-port" in page and "\b" not in page
+
+
+def test_the_reference_of_the_admin_api_has_the_fields_of_every_body() -> None:
+    page = generate.admin_page(openapi())
+
+    assert "The body of the request is [Registration](#body-registration)." in page
+    assert "([Deployment](#body-deployment) or [ShownPreview](#body-shownpreview))" in page
+    assert "`hello`: [Hello](#body-hello)" in page
+    assert "| `limit` | query | rows of the page, 1 to 1000; 100 if not given |" in page
+    assert "(body-invocationpage)=\n### InvocationPage" in page
+    assert "| `invocations` | list of [InvocationRow](#body-invocationrow) |  |" in page
+    assert "| `awakeable` (optional) | string | the id that completes it;" in page
+    assert "| `outcome` | [Outcome](#body-outcome) or null | null: it has not completed |" in page
 
 
 @pytest.mark.parametrize(

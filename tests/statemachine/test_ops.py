@@ -127,8 +127,8 @@ def test_the_parts_of_an_argument_are_shown_under_their_names(
 def test_an_optional_value_is_shown_without_its_marker(op: Op) -> None:
     there, absent = ([0, b"\x017"], [0, b""])
 
-    assert show_step(ID, 1, Step(op, "k", ["n"], 1, 1, there))["outcome"]["value"] == 7
-    assert show_step(ID, 1, Step(op, "k", ["n"], 1, 1, absent))["outcome"]["value"] in (None, "")
+    assert show_step(ID, 1, Step(op, "k", ["n"], 1, 1, there))["outcome"] == {"value": 7}
+    assert show_step(ID, 1, Step(op, "k", ["n"], 1, 1, absent))["outcome"] == {"value": None}
 
 
 def test_an_unknown_invocation_is_explained_too() -> None:

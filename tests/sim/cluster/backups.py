@@ -18,8 +18,9 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
+from holdfast.cluster.backup.job import Backup
 from holdfast.cluster.backup.restoring import (
     identify,
     places_of,
@@ -66,7 +67,7 @@ class Backups:
         self.world = world
         self.clients = clients
         self.asked: dict[str, Asked] = {}
-        self.seen: dict[str, dict[str, Any]] = {}  # The last report of a node.
+        self.seen: dict[str, Backup] = {}  # The last report of a node.
         self._versions = 0
 
     def begin(self) -> None:
