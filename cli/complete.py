@@ -105,4 +105,9 @@ partitions: Final = _asking(
 )
 tokens: Final = _asking("/tokens", lambda shown: [(each["id"], each["name"]) for each in shown["tokens"]])
 backups: Final = _asking("/cluster/backups", lambda shown: [(each["id"], each["status"]) for each in shown["backups"]])
+approvals: Final = _asking(
+    "/approvals",
+    lambda shown: [(each["id"], each["title"]) for each in shown["approvals"]],
+    {"limit": IDS_MAX},
+)
 webhooks: Final = _asking("/webhooks", lambda shown: [(each["id"], each["url"]) for each in shown["webhooks"]])

@@ -61,11 +61,13 @@ def follow(admin_url: str, wanted: Mapping[str, Any], where: str = "/events") ->
 @click.option("--key", help="Events of invocations of this key of a virtual object or workflow.")
 @click.option("--id", "id_", metavar="ID", shell_complete=complete.invocations, help="Events of this invocation.")
 @click.option("--status", help="Events of invocations that came to one of these statuses, separated by commas.")
-@click.option("--kinds", help="Of events, separated by commas: invocation, cluster, deployments. Default: all.")
+@click.option(
+    "--kinds", help="Of events, separated by commas: invocation, cluster, deployments, approvals. Default: all."
+)
 @admin_option
 @json_option
 def events(id_: str | None, admin_url: str, as_json: bool, **chosen: str | None) -> None:
-    """Print changes as they happen: of invocations, the cluster and deployments.
+    """Print changes as they happen: of invocations, the cluster, deployments and the inbox of approvals.
 
     It goes on until it is interrupted, and connects again after the last event when the connection breaks. With --json, each
     line is one event.
@@ -89,6 +91,7 @@ def line_of(kind: str, data: dict[str, Any]) -> str:
         return {
             "cluster": "The cluster has changed: see holdfast cluster status",
             "deployments": "Deployments have changed: see holdfast deployments list",
+            "approvals": "The inbox has changed: see holdfast approvals list",
         }.get(kind, kind)
     key = f"/{data['key']}" if data["key"] is not None else ""
     attempt = f"attempt {data['attempts']}" if data["attempts"] else ""

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from holdfast import __version__
 from holdfast.cli import client, profiles
+from holdfast.cli.approvals import approvals
 from holdfast.cli.audit import audit
 from holdfast.cli.backup import backup, restore
 from holdfast.cli.calls import call, send
@@ -162,6 +163,7 @@ for command in (
     statistics,
     top,
     waiting,
+    approvals,
     events,
     state,
     sql,

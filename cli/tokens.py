@@ -19,7 +19,7 @@ def token() -> None:
     \b
     invoke    start invocations and fetch their results, for all services or some
     read      see everything, change nothing
-    approve   decide the outcome of steps in doubt, and read
+    approve   decide about approvals and steps in doubt, and read
     operate   change invocations, deployments and nodes, and approve
     admin     everything, and tokens
 
@@ -38,7 +38,7 @@ def token() -> None:
     "services",
     multiple=True,
     shell_complete=complete.services,
-    help="For the role invoke: allow only this service; may be repeated. Default: all.",
+    help="For the roles invoke and approve: allow only this service; may be repeated. Default: all.",
 )
 @click.option("--expires", metavar="DURATION", help="The token expires after this time: 12h, 90d. Default: never.")
 @admin_option

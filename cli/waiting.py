@@ -12,7 +12,8 @@ from holdfast.cli.output import admin_option, age, json_option, print_json, tabl
 
 @click.command()
 @click.option(
-    "--kind", help="One or more of awakeable, promise, in-doubt, timer, separated by commas. Default: all but timer."
+    "--kind",
+    help="One or more of approval, awakeable, promise, in-doubt, timer, separated by commas. Default: all but timer.",
 )
 @click.option("--service", shell_complete=complete.services, help="Only invocations of this service.")
 @click.option(
@@ -21,7 +22,7 @@ from holdfast.cli.output import admin_option, age, json_option, print_json, tabl
 @admin_option
 @json_option
 def waiting(kind: str | None, service: str | None, limit: int, admin_url: str, as_json: bool) -> None:
-    """List the steps that wait for somebody: awakeables, promises, and steps in doubt. Timers if they are asked for.
+    """List the steps that wait for somebody: approvals, awakeables, promises, and steps in doubt. Timers if they are asked for.
 
     \b
     holdfast waiting --kind in-doubt
@@ -31,7 +32,7 @@ def waiting(kind: str | None, service: str | None, limit: int, admin_url: str, a
     cursor: str | None = None
     while True:
         parameters = {
-            "kind": kind or "awakeable,promise,in-doubt",
+            "kind": kind or "approval,awakeable,promise,in-doubt",
             "service": service,
             "limit": min(limit - len(found), 1000),
             "cursor": cursor,

@@ -25,7 +25,7 @@ def webhooks() -> None:
     "events",
     multiple=True,
     required=True,
-    type=click.Choice(["failed", "paused", "completed", "in-doubt"]),
+    type=click.Choice(["failed", "paused", "completed", "in-doubt", "approval-requested", "approval-reminder"]),
     help="An event to tell it about; repeat the option for several.",
 )
 @click.option(

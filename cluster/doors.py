@@ -9,6 +9,7 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from holdfast.cluster.admin.app import Admin, NodeAdmin
+from holdfast.cluster.admin.approvals import ApprovalAdmin
 from holdfast.cluster.admin.audit import AuditAdmin
 from holdfast.cluster.admin.cluster import ClusterAdmin
 from holdfast.cluster.admin.deployments import DeploymentAdmin
@@ -52,7 +53,7 @@ from holdfast.cluster.observe.metrics import Metrics
 from holdfast.cluster.observe.node_metrics import of_node, of_state
 from holdfast.cluster.observe.starting import StartingMetrics, cannot_ask
 from holdfast.cluster.partition.door import Partition
-from holdfast.cluster.partition.metrics import of_groups, of_log, of_partitions, of_queues
+from holdfast.cluster.partition.metrics import of_approvals, of_groups, of_log, of_partitions, of_queues
 from holdfast.cluster.peers.metrics import of_links
 from holdfast.cluster.registry.spread import Spread
 from holdfast.cluster.routing.surveys import Surveys
@@ -110,8 +111,9 @@ class Doors:
             InvocationAdmin(registry, serving.router, serving.reader, trees, healths=healths, now_ms=now_ms),
             InvokingAdmin(serving.clients),
             TreeAdmin(serving.reader, trees),
-            StatisticsAdmin(serving.reader, now_ms),
+            StatisticsAdmin(serving.reader, serving.approvals, now_ms),
             WaitingAdmin(surveys),
+            ApprovalAdmin(serving.approvals, now_ms),
             ClusterAdmin(
                 config,
                 serving.router,
@@ -157,6 +159,7 @@ class Doors:
             lambda: of_members(ground.meta.state.membership, serving.handover),
             lambda: of_partitions(partitions()),
             lambda: of_queues(partitions()),
+            lambda: of_approvals(partitions()),
             lambda: of_groups(groups()),
             lambda: of_snapshots(ground.snapshots),
             lambda: of_backups(serving.backups.newest),

@@ -22,6 +22,7 @@ from holdfast.cluster.members.operations import Operations
 from holdfast.cluster.observe.health import Health
 from holdfast.cluster.partition.door import Observer
 from holdfast.cluster.registry.identity import IdentityKeys
+from holdfast.cluster.routing.approvals import Approvals
 from holdfast.cluster.routing.arrears import Arrears
 from holdfast.cluster.routing.reader import Reader
 from holdfast.cluster.routing.router import Router
@@ -181,12 +182,15 @@ class Serving:
             arrears=self.arrears,
             webhooks=self.farings.warnings,
         )
+        #: The inbox of the cluster.
+        self.approvals = Approvals(self.reader, self.router, lambda: meta.state.level)
         #: Answers clients of both doors.
         self.clients = Ingress(
             ground.config,
             ground.registry,
             self.router,
             ground.replies,
+            approvals=self.approvals,
             lookup=self.reader.lookup,
             load=self.reader.value,
             now_ms=ground.environment.clock.now_ms,
@@ -205,7 +209,12 @@ class Serving:
             ground.record.partitions,
             hosted,
             Remote(ground.rpc, hosted, replicas=meta.replicas, connected=ground.log.connected),
-            Signals(meta, cluster=self._seen_of_cluster, healths=ground.healths.everywhere),
+            Signals(
+                meta,
+                cluster=self._seen_of_cluster,
+                healths=ground.healths.everywhere,
+                approvals=lambda: {number: each.machine.approvals_version for number, each in hosted.items()},
+            ),
             identity=lambda: f"{ground.config.cluster}-{meta.identity}",
         )
 

@@ -73,7 +73,7 @@ function Page({ name, path, query }) {
 
 /** How many things wait for somebody: shown at the inbox. */
 function useWaiting() {
-  const asked = useGet("/waiting", { kind: "in-doubt", limit: 100 }, { every: 30_000 });
+  const asked = useGet("/waiting", { kind: "in-doubt,approval", limit: 100 }, { every: 30_000 });
   return asked.data?.waiting.length || 0;
 }
 

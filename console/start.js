@@ -12,7 +12,7 @@ try {
     overview: "pages/overview lib/rates parts/plot parts/status",
     invocations: "pages/invocations parts/actions parts/filters parts/status",
     invocation: "pages/invocation parts/actions parts/status parts/step parts/waterfall",
-    inbox: "pages/inbox parts/actions parts/status parts/step parts/waterfall",
+    inbox: "pages/inbox parts/actions parts/approval parts/status parts/step parts/waterfall",
     services: "pages/services parts/status parts/try_it",
     objects: "pages/objects parts/status",
     cluster: "pages/cluster",

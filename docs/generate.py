@@ -44,7 +44,16 @@ START_S: Final = 60.0
 SDK_GROUPS: Final = {
     "Services": ("Service", "VirtualObject", "Workflow", "ServiceRef", "RetryPolicy"),
     "Contexts": ("Context", "ObjectContext", "WorkflowContext", "current_context", "current_step", "durable_tool"),
-    "What operations return": ("Operation", "DurablePromise", "Awakeable", "Selected", "Settled", "Sent"),
+    "What operations return": (
+        "Operation",
+        "DurablePromise",
+        "Approval",
+        "Decision",
+        "Awakeable",
+        "Selected",
+        "Settled",
+        "Sent",
+    ),
     "Serving": ("serve", "serve_async", "Server", "endpoint"),
     "Client": ("Client", "SyncClient", "SendHandle"),
     "Payloads": ("Serde", "JsonSerde", "TypeSerde", "RAW_JSON"),
@@ -55,6 +64,7 @@ SDK_METHODS: Final[dict[str, tuple[str, ...]]] = {"Operation": ("done", "result"
 METRIC_GROUPS: Final = {
     "node": "Node", "disk": "Node", "clock": "Node", "loop": "Node", "certificate": "Node", "": "Node", "member": "Cluster",
     "peer": "Cluster", "handovers": "Cluster", "log": "Log", "partition": "Partitions", "timers": "Partitions",
+    "approvals": "Invocations",
     "invocations": "Invocations", "attempts": "Invocations", "attempt": "Invocations", "steps": "Invocations",
     "completed": "Invocations", "deployment": "Handlers", "endpoint": "Handlers", "invoker": "Handlers",
     "ingress": "HTTP", "http": "HTTP", "audit": "HTTP", "snapshot": "Snapshots and backups",

@@ -4,6 +4,7 @@ client.
 It imports no other room. The names below are public; docs/protocol.md specifies the protocol between node and SDK.
 """
 
+from holdfast.sdk.approvals import Approval, Decision
 from holdfast.sdk.asgi import endpoint
 from holdfast.sdk.attempt import Operation
 from holdfast.sdk.client import (
@@ -46,10 +47,11 @@ from holdfast.sdk.tools import durable_tool
 assert __name__ == "holdfast.sdk", f"import holdfast.sdk, not {__name__}"
 
 __all__ = [
-    "RAW_JSON", "AttemptEnded", "Awakeable", "BadDefinition", "BadPayload", "CallFailed", "CallTimedOut", "Client",
-    "Context", "DurablePromise", "HoldfastError", "InvocationCancelled", "InvocationPaused", "JournalTooLong",
-    "JsonSerde", "MisusedContext", "NonDeterminismError", "NotReady", "ObjectContext", "Operation", "RetriesExhausted",
-    "RetryPolicy", "RetryableError", "RunAgain", "Selected", "SendHandle", "Sent", "Serde", "Server", "Service",
-    "ServiceRef", "Settled", "SyncClient", "TerminalError", "TypeSerde", "Unreachable", "VirtualObject", "Workflow",
-    "WorkflowContext", "current_context", "current_step", "durable_tool", "endpoint", "serve", "serve_async",
+    "RAW_JSON", "Approval", "AttemptEnded", "Awakeable", "BadDefinition", "BadPayload", "CallFailed", "CallTimedOut",
+    "Client", "Context", "Decision", "DurablePromise", "HoldfastError", "InvocationCancelled", "InvocationPaused",
+    "JournalTooLong", "JsonSerde", "MisusedContext", "NonDeterminismError", "NotReady", "ObjectContext", "Operation",
+    "RetriesExhausted", "RetryPolicy", "RetryableError", "RunAgain", "Selected", "SendHandle", "Sent", "Serde",
+    "Server", "Service", "ServiceRef", "Settled", "SyncClient", "TerminalError", "TypeSerde", "Unreachable",
+    "VirtualObject", "Workflow", "WorkflowContext", "current_context", "current_step", "durable_tool", "endpoint",
+    "serve", "serve_async",
 ]  # fmt: skip

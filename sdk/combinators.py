@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
+from holdfast.sdk.approvals import Approval
 from holdfast.sdk.arguments import duration_ms
 from holdfast.sdk.attempt import Attempt, Operation
 from holdfast.sdk.errors import BadArgument, TerminalError
@@ -49,7 +50,8 @@ class Combinators:
     async def race(self, *operations: Awaitable[T]) -> T:
         """The result of the first operation to complete, by log order: the same winner in every attempt.
 
-        The other operations continue and may be awaited later. Coroutines among them are cancelled.
+        The other operations continue and may be awaited later. Coroutines among them are cancelled, and approvals are
+        withdrawn, unless they have `keep=True`.
         """
         offset, sources = await self._first(operations)
         return typing.cast(T, sources[offset].result())
@@ -103,7 +105,9 @@ class Combinators:
             while True:
                 for source in sorted((each for each in sources if each.done()), key=lambda each: each.sequence()):
                     try:
-                        return typing.cast(T, source.result())
+                        result = typing.cast(T, source.result())
+                        _withdraw(sources)
+                        return result
                     except TerminalError as error:
                         failures.setdefault(id(source), error)
                 if len(failures) == len(sources):
@@ -152,7 +156,9 @@ class Combinators:
             while True:
                 done = [(source.sequence(), offset) for offset, source in enumerate(sources) if source.done()]
                 if done:
-                    return min(done)[1], sources
+                    offset = min(done)[1]
+                    _withdraw(sources)
+                    return offset, sources
                 await self._change(sources)
         finally:
             for source in sources:
@@ -207,6 +213,8 @@ class _Source:
             awaitable = awaitable.wait()
         if isinstance(awaitable, Operation):
             self.operation = awaitable
+            if awaitable.listeners is None:
+                awaitable.listeners = []  # The code did wait for it, although another one may be done already.
             awaitable.start()
             return
         self.own = not isinstance(awaitable, asyncio.Future)
@@ -249,6 +257,14 @@ class _Source:
         """The combinator has ended: cancel the task that it made, because nothing else waits for it."""
         if self.own and self.task is not None and not self.task.done():
             self.task.cancel()
+
+
+def _withdraw(sources: list[_Source]) -> None:
+    """Nobody shall decide about an approval that the code no longer waits for."""
+    for source in sources:
+        operation = source.operation
+        if isinstance(operation, Approval) and not (operation.keep or operation.done() or operation.is_awaited()):
+            operation.abandon()
 
 
 def _settled(source: _Source) -> Settled[Any]:

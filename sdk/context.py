@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, TypeVar, TypeVarTuple, overload
 
+from holdfast.sdk.approvals import Approvals
 from holdfast.sdk.arguments import check_clash, check_text, dumped, duration_ms, result_serde
 from holdfast.sdk.attempt import NEVER, Attempt, Operation
 from holdfast.sdk.combinators import Combinators
@@ -111,7 +112,7 @@ class _Log(logging.LoggerAdapter[logging.Logger]):
         return msg, kwargs
 
 
-class Context(Combinators):
+class Context(Combinators, Approvals):
     """The context of a handler of a `Service`. Contexts of objects and workflows have all of its operations too."""
 
     def __init__(self, attempt: Attempt, handler: AnyHandler[Any, Any], executor: Executor) -> None:

@@ -1,4 +1,4 @@
-"""Ids of invocations, awakeables, objects and effects: their derivation, and the partition that each belongs to."""
+"""Ids of invocations, awakeables, approvals, objects and effects: their derivation, and the partition of each."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ DeploymentId = NewType("DeploymentId", str)
 Route: TypeAlias = InvocationId | PartitionKey
 
 ID_BYTES: Final = 16
-SECRET_BYTES: Final = 8  # of an awakeable
+SECRET_BYTES: Final = 8  # of an awakeable or an approval
 _ID_PREFIX: Final = "inv_"
 _AWAKEABLE_PREFIX: Final = "awk_"
+_APPROVAL_PREFIX: Final = "apr_"
 
 
 class BadId(ValueError):
@@ -55,6 +56,25 @@ def format_awakeable(invocation: InvocationId, index: int, secret: bytes = b"") 
 def parse_awakeable(text: str) -> AwakeableId:
     raw = _parse(text, _AWAKEABLE_PREFIX, ID_BYTES + 4, ID_BYTES + 4 + SECRET_BYTES)
     return AwakeableId(
+        InvocationId(raw[:ID_BYTES]), int.from_bytes(raw[ID_BYTES : ID_BYTES + 4], "big"), raw[ID_BYTES + 4 :]
+    )
+
+
+class ApprovalId(NamedTuple):
+    invocation: InvocationId
+    step: int
+    secret: bytes  # Random; empty in the name of an approval, which is for people who have the role to decide.
+
+
+def format_approval(invocation: InvocationId, index: int, secret: bytes = b"") -> str:
+    """An approval is a step of an invocation. Whoever has its id with the secret may decide about it at the ingress; without
+    the secret it is only its name."""
+    return _APPROVAL_PREFIX + (invocation + index.to_bytes(4, "big") + secret).hex()
+
+
+def parse_approval(text: str) -> ApprovalId:
+    raw = _parse(text, _APPROVAL_PREFIX, ID_BYTES + 4, ID_BYTES + 4 + SECRET_BYTES)
+    return ApprovalId(
         InvocationId(raw[:ID_BYTES]), int.from_bytes(raw[ID_BYTES : ID_BYTES + 4], "big"), raw[ID_BYTES + 4 :]
     )
 

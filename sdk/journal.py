@@ -19,6 +19,11 @@ NAME_BYTES_MAX: Final = 128  # of services, handlers, steps, promises, state
 KEY_BYTES_MAX: Final = 512  # of virtual objects and workflows
 STEP_KEY_BYTES_MAX: Final = 512
 PAYLOAD_BYTES_MAX: Final = 32 * 1024 * 1024
+TITLE_BYTES_MAX: Final = 512  # of an approval
+DETAILS_BYTES_MAX: Final = 64 * 1024  # of what an approval shows to people
+CHOICES_MAX: Final = 16
+CHOICE_BYTES_MAX: Final = 64
+COMMENT_BYTES_MAX: Final = 4 * 1024  # of a decision
 INT_MAX: Final = 2**63 - 1
 
 
@@ -171,6 +176,29 @@ def cut_text(text: str) -> str:
     return raw.decode() if len(raw) <= MESSAGE_BYTES_MAX else raw[: MESSAGE_BYTES_MAX - 3].decode(errors="ignore") + "…"
 
 
+# -- decisions about approvals -----------------------------------------------------------------------------------------
+
+
+class Decided(NamedTuple):
+    """The outcome of an approval. It is packed as the payload of a success."""
+
+    choice: str | None  # None: its deadline passed first
+    by: str = ""  # who decided, for people
+    by_id: str = ""  # the id of their token
+    comment: str = ""
+    at_ms: int = 0
+    payload: bytes | None = None  # as it was edited; None: as it was shown
+
+
+def pack_decided(decided: Decided) -> bytes:
+    packed: bytes = msgpack.packb(decided)
+    return packed
+
+
+def unpack_decided(payload: bytes) -> Decided:
+    return Decided(*msgpack.unpackb(payload)[: len(Decided._fields)])
+
+
 # -- operations of a journal -----------------------------------------------------------------------------------------
 
 
@@ -199,6 +227,7 @@ class Op(IntEnum):
     ATTACH = 15
     CANCEL = 16
     VALUE = 17
+    APPROVAL = 18
 
 
 class Kind(Enum):
@@ -216,6 +245,11 @@ class Kind(Enum):
     AWAKEABLE = auto()  # the id of an invocation, followed by the secret of one of its awakeables, if it has one
     SECRET = auto()  # random bytes, drawn once: not compared in replay, and not shown
     STEP = auto()  # the index of a step
+    TITLE = auto()  # text of 1 to TITLE_BYTES_MAX bytes
+    DETAILS = auto()  # a payload of at most DETAILS_BYTES_MAX that the journal keeps
+    CHOICES = auto()  # 1 to CHOICES_MAX different texts of 1 to CHOICE_BYTES_MAX bytes
+    ASSIGNEE = auto()  # text of 1 to NAME_BYTES_MAX bytes, or nil
+    TRUTH = auto()
 
 
 class Part(NamedTuple):
@@ -238,6 +272,7 @@ class By(Enum):
     INVOCATION = auto()  # The invocation that the step names, when it completes.
     PROMISE = auto()  # The resolver of the promise.
     CLIENT = auto()  # A client or another handler that has the id of the step.
+    PERSON = auto()  # Somebody who decides about it, or its deadline.
 
 
 class Signature(NamedTuple):
@@ -261,7 +296,7 @@ class Signature(NamedTuple):
     @property
     def cancellable(self) -> bool:
         """Whether a cancellation completes the step. It does if the outcome would come from outside, after a while."""
-        return self.by in (By.TIMER, By.INVOCATION, By.PROMISE, By.CLIENT)
+        return self.by in (By.TIMER, By.INVOCATION, By.PROMISE, By.CLIENT, By.PERSON)
 
     @property
     def parts_min(self) -> int:
@@ -306,6 +341,21 @@ _SIGNATURES: Final = (
     Signature(Op.ATTACH, (_INVOCATION,), By.INVOCATION),
     Signature(Op.CANCEL, (_INVOCATION,), By.NOTHING),
     Signature(Op.VALUE, (_NAME,), By.ENDPOINT),
+    Signature(
+        Op.APPROVAL,
+        (
+            Part("title", Kind.TITLE),
+            Part("payload", Kind.DETAILS),
+            Part("choices", Kind.CHOICES),
+            Part("assignee", Kind.ASSIGNEE),
+            Part("timeout_ms", Kind.DELAY, "timeout in milliseconds"),
+            Part("remind_after_ms", Kind.DELAY, "delay of the reminder in milliseconds"),
+            Part("editable", Kind.TRUTH),
+            Part("secret", Kind.SECRET),
+        ),
+        By.PERSON,
+        foreign=True,
+    ),
 )
 SIGNATURES: Final[Mapping[int, Signature]] = {signature.op: signature for signature in _SIGNATURES}
 assert [*SIGNATURES] == [*Op], "every operation has one signature"

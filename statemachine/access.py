@@ -15,7 +15,7 @@ from holdfast.statemachine.effects import Code, Result
 
 INVOKE: Final = "invoke"  # Start invocations at the ingress and fetch their results, for all services or some.
 READ: Final = "read"  # See everything, change nothing.
-APPROVE: Final = "approve"  # Decide the outcome of steps in doubt; includes READ.
+APPROVE: Final = "approve"  # Decide about approvals and steps in doubt; includes READ.
 OPERATE: Final = "operate"  # Change invocations, deployments and nodes; includes APPROVE.
 ADMIN: Final = "admin"  # Everything, and tokens.
 #: Every role, and what it includes.
@@ -35,7 +35,7 @@ class Token(NamedTuple):
     id: str
     name: str  # for people; not unique
     roles: list[str]
-    services: list[str]  # the only ones that INVOKE covers; empty: all
+    services: list[str]  # the only ones that INVOKE and APPROVE cover; empty: all
     digest: bytes
     created_ms: int
     created_by: str  # the id of the token that created it

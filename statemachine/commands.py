@@ -374,11 +374,26 @@ class ForgetNotices(NamedTuple):
     dropped: bool = False
 
 
+class Decide(NamedTuple):
+    """Somebody decides about an approval. Only the first decision counts; the same one by the same person is repeated
+    without harm."""
+
+    id: InvocationId
+    step: int
+    secret: bytes  # of the approval: a part of its id
+    choice: str
+    by: str  # who decides, for people
+    by_id: str  # the id of their token
+    comment: str = ""
+    payload: bytes | None = None  # in place of the one that was shown
+
+
 Command: TypeAlias = (
     Announce | Invoke | Redispatch | RecordStep | RecordRunFailure | RecordIntent | RecordRunOutcome | AbandonStep
     | SuspendAttempt | Complete | FailAttempt | Cancel | Kill | Pause | Resume | Restart | Purge | DecideStep
     | CompleteStep | CompletePromise | SetState | AttachTo | FireTimers | Deliver | TrimOutbox | SetLimits
     | TouchBlob | PutBlob | KeepBlob | ForgetObjects | PostponeAttempt | RaiseLevel | SetHooks | ForgetNotices
+    | Decide
 )  # fmt: skip
 
 #: Numbers never change: later releases replay logs that were written today.
@@ -388,7 +403,7 @@ NUMBERS: Final[dict[type[Any], int]] = {
     Restart: 16, Purge: 17, DecideStep: 18, CompleteStep: 19, CompletePromise: 20, SetState: 21, AttachTo: 22,
     FireTimers: 23, Deliver: 24, TrimOutbox: 25, SetLimits: 26, TouchBlob: 27, PutBlob: 28,
     KeepBlob: 29, ForgetObjects: 30, PostponeAttempt: 31, RaiseLevel: 32, SetHooks: 33,
-    ForgetNotices: 34,
+    ForgetNotices: 34, Decide: 35,
 }  # fmt: skip
 KINDS: Final = {number: kind for kind, number in NUMBERS.items()}
 #: The number of trailing fields that a command got in level 2. They are left out while they have their defaults.

@@ -44,7 +44,14 @@ def note_pause(state: State, record: Invocation, outcome: list[Any] | None) -> N
     _note(state, record, IN_DOUBT if doubt else PAUSED, outcome)
 
 
-def _note(state: State, record: Invocation, event: int, outcome: list[Any] | None) -> None:
+def note_approval(state: State, record: Invocation, event: int, asked: list[Any]) -> None:
+    """`asked`: what `queries.Notice.approval` has."""
+    _note(state, record, event, None, asked=asked)
+
+
+def _note(
+    state: State, record: Invocation, event: int, outcome: list[Any] | None, asked: list[Any] | None = None
+) -> None:
     """Leave a notice for each hook that wants it, and drop its oldest one if there are too many."""
     row: bytes = b""
     meta = state.meta
@@ -54,7 +61,8 @@ def _note(state: State, record: Invocation, event: int, outcome: list[Any] | Non
         if not row:
             failure = failure_of(outcome) if outcome is not None else None
             shown = [failure.code, failure.message[:MESSAGE_LENGTH_MAX], failure.kind] if failure is not None else None
-            row = pack([state.now_ms, event, record.id, pack_invocation(record), shown])
+            fields = [state.now_ms, event, record.id, pack_invocation(record), shown]
+            row = pack(fields if asked is None else [*fields, asked])
         if not state.changed_hooks:
             state.effects.append(DeliverNotices())
         meta.notices += 1

@@ -13,7 +13,20 @@ from holdfast.sdk.journal import (
     Op,
     pack_outcome,
 )
-from holdfast.statemachine import attempts, blobs, failing, invocation, keys, ops, promises, refs, steps, timers, values
+from holdfast.statemachine import (
+    approvals,
+    attempts,
+    blobs,
+    failing,
+    invocation,
+    keys,
+    ops,
+    promises,
+    refs,
+    steps,
+    timers,
+    values,
+)
 from holdfast.statemachine.commands import (
     AttachTo,
     Cancel,
@@ -55,6 +68,7 @@ _PLAIN: Final = ops.those(lambda row: row.by is By.ENDPOINT or row.signature.eag
 _ACCEPTS: Final = {op: row.accepts for op, row in ops.ROWS.items() if row.accepts is not None}
 _CALL: Final = Op.CALL
 _RUN: Final = Op.RUN
+_APPROVAL: Final = Op.APPROVAL
 
 
 def record_step(state: State, command: RecordStep) -> Result:
@@ -73,6 +87,8 @@ def record_step(state: State, command: RecordStep) -> Result:
     accepts = _ACCEPTS.get(op)
     if accepts is None or not accepts(argument):
         return _refuse(state, record, f"the argument of step {index} is not what its operation takes")
+    if op == _APPROVAL and (outcome is not None or state.level < 2):
+        return _refuse(state, record, f"step {index} cannot be an approval with an outcome, or before level 2")
     if outcome is not None and op not in _STATE_WRITES:
         # The proposer refused this call. The attempt waits for the outcome, which it does not know yet.
         return _append(state, record, op, key, argument=_kept(command, None), outcome=outcome, tell=op == _CALL)
@@ -279,6 +295,15 @@ def _resolve_awakeable(state: State, record: Invocation, command: RecordStep) ->
     return result
 
 
+def _approval(state: State, record: Invocation, command: RecordStep) -> Result:
+    index = record.length
+    argument = approvals.kept(state, command.argument)
+    result = _append(state, record, Op.APPROVAL, command.key, argument=argument, outcome=None, done=False)
+    if result is OK:
+        approvals.enter(state, record, index, argument)
+    return result
+
+
 def _attach(state: State, record: Invocation, command: RecordStep) -> Result:
     index = record.length
     result = _append(state, record, Op.ATTACH, command.key, argument=command.argument, outcome=None, done=False)
@@ -310,6 +335,7 @@ _OPERATIONS: Final[dict[int, Callable[[State, Invocation, RecordStep], Result]]]
     Op.RESOLVE_AWAKEABLE: _resolve_awakeable,
     Op.ATTACH: _attach,
     Op.CANCEL: _cancel,
+    Op.APPROVAL: _approval,
 }
 assert _OPERATIONS.keys() == _ACCEPTS.keys(), "apply can carry out every operation that it accepts without an outcome"
 

@@ -12,7 +12,8 @@ command.
               and calls that are nested too deep; a deployment with an upgraded SDK registers again; a message that
               cannot be read stops the node; a used idempotency key refuses another body; an edit of state may expect
               values; the meta group has tokens, an audit trail, an identity and pauses; a deployment names its handler
-              protocol; invocations have tags, and are found by them, by their failures and by their completion
+              protocol; invocations have tags, and are found by them, by their failures and by their completion;
+              handlers ask people for approvals
 
 Rules for a change of apply: branch on `state.level`; put new fields of records and commands at the end, with a default. The
 encoders leave trailing fields out while they have their default, so that what level 1 writes has the bytes it always had.

@@ -28,6 +28,7 @@ from holdfast.sdk.ids import InvocationId, ObjectId
 from holdfast.statemachine import (
     attempts,
     blobs,
+    decisions,
     hooks,
     invocation,
     journal,
@@ -49,6 +50,7 @@ from holdfast.statemachine.commands import (
     Complete,
     CompletePromise,
     CompleteStep,
+    Decide,
     DecideStep,
     Deliver,
     FailAttempt,
@@ -198,5 +200,6 @@ _HANDLERS: Final[dict[type[Any], Callable[[State, Any], Result]]] = {
     RaiseLevel: _raise_level,
     SetHooks: hooks.set_hooks,
     ForgetNotices: hooks.forget,
+    Decide: decisions.decide,
 }
 assert _HANDLERS.keys() == {*get_args(Command)}, "every command has a function that carries it out"

@@ -12,7 +12,16 @@ from enum import Enum, auto
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from holdfast.sdk.ids import ID_BYTES, SECRET_BYTES, InvocationId, format_awakeable, format_id
-from holdfast.sdk.journal import SIGNATURES, By, Kind, Op, Signature
+from holdfast.sdk.journal import (
+    CHOICES_MAX,
+    DETAILS_BYTES_MAX,
+    SIGNATURES,
+    TITLE_BYTES_MAX,
+    By,
+    Kind,
+    Op,
+    Signature,
+)
 from holdfast.statemachine import refs, values
 from holdfast.statemachine.texts import counted, utc
 
@@ -26,7 +35,7 @@ class Brings(Enum):
 
 
 class Kept(NamedTuple):
-    """One part of an argument as the journal keeps it, for people."""
+    """One part of an argument as the journal keeps it, for people. A part without a name is not for them."""
 
     name: str
     is_time: bool = False
@@ -152,6 +161,26 @@ def _step_and_outcome(argument: list[Any]) -> bool:
     return len(argument) == 3 and _is_id_of_step(argument[0]) and type(argument[1]) is int and _is_outcome(argument[2])
 
 
+def _asks(argument: list[Any]) -> bool:
+    if len(argument) != len(SIGNATURES[Op.APPROVAL].parts):
+        return False
+    title, payload, choices, assignee, timeout_ms, remind_after_ms, editable, secret = argument
+    return (
+        type(title) is str
+        and 0 < len(title.encode()) <= TITLE_BYTES_MAX
+        and type(payload) is bytes
+        and len(payload) <= DETAILS_BYTES_MAX
+        and type(choices) is list
+        and 0 < len(choices) <= CHOICES_MAX
+        and all(type(choice) is str for choice in choices)
+        and (assignee is None or values.is_name(assignee))
+        and type(timeout_ms) is type(remind_after_ms) is int
+        and type(editable) is bool
+        and type(secret) is bytes
+        and len(secret) == SECRET_BYTES
+    )
+
+
 # -- what a step waits for -----------------------------------------------------------------------------------------------
 
 
@@ -186,6 +215,13 @@ def _waits_for_invocation(_: InvocationId, index: int, argument: list[Any]) -> s
     return f"{format_id(argument[0])} (step {index})"
 
 
+def _waits_for_approval(_: InvocationId, index: int, argument: list[Any]) -> str:
+    title, assignee, since_ms, due_ms = argument[0], argument[3], argument[8], argument[9]
+    by = f" by {assignee}" if assignee else ""
+    until = f", until {utc(due_ms)}" if due_ms else ""
+    return f"an approval of {title!r}{by} since {utc(since_ms)}{until} (step {index})"
+
+
 # -- the rows ------------------------------------------------------------------------------------------------------------
 
 #: A RUN that failed keeps more than its name: see `steps`.
@@ -198,6 +234,20 @@ _RUN: Final = (
     Kept("trace"),
 )
 _SLEEP: Final = (Kept("milliseconds"), Kept("due_at", is_time=True))
+#: As `approvals.Asked`.
+_ASKED: Final = (
+    Kept("title"),
+    Kept("payload"),
+    Kept("choices"),
+    Kept("assignee"),
+    Kept("timeout_ms"),
+    Kept("remind_after_ms"),
+    Kept("editable"),
+    Kept(""),  # Its secret.
+    Kept("since", is_time=True),
+    Kept("due_at", is_time=True),
+    Kept("remind_at", is_time=True),
+)
 
 _ROWS: Final = (
     _row(Op.INPUT),
@@ -218,6 +268,7 @@ _ROWS: Final = (
     _row(Op.ATTACH, _one_id, waits=_waits_for_invocation),
     _row(Op.CANCEL, _one_id),
     _row(Op.VALUE),
+    _row(Op.APPROVAL, _asks, kept=_ASKED, waits=_waits_for_approval),
 )
 ROWS: Final[Mapping[int, Row]] = {row.op: row for row in _ROWS}
 assert [*ROWS] == [*Op], "every operation has one row"

@@ -461,13 +461,15 @@ class Notice(NamedTuple):
     event: int  # see `webhooks.EVENTS`
     invocation: Invocation  # as it was then
     failure: list[Any] | None  # code, message, kind
+    #: What an approval asks: its step, title, choices, assignee, and until when; 0: it has no deadline.
+    approval: list[Any] | None = None
 
 
 def notices(txn: ReadTxn, hook: HookId, limit: int) -> list[Notice]:
     """The oldest notices that wait for a hook."""
     found = []
     for key, raw in txn.scan(*notices_of(hook)):
-        at_ms, event, ident, record, failure = unpack(raw)
+        at_ms, event, ident, record, failure, *asked = unpack(raw)
         found.append(
             Notice(
                 sequence=int.from_bytes(key[-8:], "big"),
@@ -475,6 +477,7 @@ def notices(txn: ReadTxn, hook: HookId, limit: int) -> list[Notice]:
                 event=event,
                 invocation=unpack_invocation(InvocationId(ident), record),
                 failure=failure,
+                approval=asked[0] if asked else None,
             )
         )
         if len(found) >= limit:

@@ -74,6 +74,7 @@ class State:
         self.hooks: dict[HookId, Hook] | None = None  # None: not read yet. See `hooks`.
         self.changed_hooks: dict[HookId, Hook] = {}
         self.retentions: set[int] = set()  # Those that are known to have a row: see `note_retention`.
+        self.approvals_version = 0  # Grows with each change of the inbox, in memory alone: for those who watch it.
         self._counters: dict[str, list[int]] = {}
         self._deployments: dict[DeploymentId, int] = {}
         self._sent: dict[PartitionNumber, int] = {}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from holdfast.sdk.journal import By, Op
-from holdfast.statemachine import attempts, blobs, ops, promises, refs, timers
+from holdfast.statemachine import approvals, attempts, blobs, ops, promises, refs, timers
 from holdfast.statemachine.commands import AbandonStep, CompleteStep, DecideStep, SuspendAttempt
 from holdfast.statemachine.effects import OK, Code, Result, SendCompletion, SendRetry, Status
 from holdfast.statemachine.outcomes import DONE, Packed, failed
@@ -38,6 +38,7 @@ _AWAKENED: Final = ops.those(lambda row: row.by is By.CLIENT)
 _RUN: Final = Op.RUN
 _SLEEP: Final = Op.SLEEP
 _PROMISE: Final = Op.PROMISE
+_APPROVAL: Final = Op.APPROVAL
 _FAILURES: Final = 1 + Tries._fields.index("failures")
 _DUE: Final = 1 + Tries._fields.index("due_ms")
 _TRIES_MIN: Final = 1 + Tries._fields.index("since_ms")  # Journals of the first releases have shorter arguments.
@@ -124,6 +125,8 @@ def unwait(state: State, record: Invocation, index: int, step: Step) -> None:
         timers.disarm(state, timers.of_step(step.argument[1], record.id, index))
     elif op == _PROMISE:
         promises.leave(state, record, step.argument[0], index)
+    elif op == _APPROVAL:
+        approvals.leave(state, record.id, index, step.argument)
     elif is_retrying(step):
         timers.disarm(state, next_try(record, index, step))
     state.delete(PENDING + record.id + step_bytes(index))
@@ -211,13 +214,18 @@ def _knows_secret(step: Step, command: CompleteStep) -> bool:
 
 
 def awaken(state: State, record: Invocation, index: int) -> None:
-    """The timer of a step fired: a sleep is over, or a failed RUN may be tried again."""
+    """The timer of a step fired: a sleep is over, a failed RUN may be tried again, or an approval has waited for long."""
     found = load(state, record, index)
     if found is None or not found[0].is_pending:
         return
     step, size = found
     if step.op == _SLEEP:
         finish(state, record, index, step, size=size, outcome=DONE)
+    elif step.op == _APPROVAL:
+        if approvals.is_over(state, step.argument):
+            finish(state, record, index, step, size=size, outcome=approvals.timed_out(state))
+        else:
+            approvals.remind(state, record, index, step.argument)
     elif is_retrying(step):
         may_run(step)
         store(state, record, index, step, size=size)

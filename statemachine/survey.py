@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, assert_never
 from holdfast.sdk.ids import ID_BYTES, InvocationId, ObjectId, object_id
 from holdfast.sdk.journal import By, Op
 from holdfast.statemachine import ops, timers
+from holdfast.statemachine.approvals import Asked
 from holdfast.statemachine.effects import Status
 from holdfast.statemachine.queries import load, load_object
 from holdfast.statemachine.records import Invocation, Object, unpack, unpack_object
@@ -41,9 +42,11 @@ _FIRST_MORE: Final = 2  # the argument of a RUN in doubt is its name alone: see 
 AWAKEABLE: Final = "awakeable"
 IN_DOUBT: Final = "in-doubt"
 PROMISED: Final = "promise"
+APPROVAL: Final = "approval"
 TIMED: Final = "timer"
 #: What waits for somebody, by what completes the step.
-_KINDS: Final = {By.CLIENT: AWAKEABLE, By.PROMISE: PROMISED, By.ENDPOINT: IN_DOUBT}
+_KINDS: Final = {By.CLIENT: AWAKEABLE, By.PROMISE: PROMISED, By.ENDPOINT: IN_DOUBT, By.PERSON: APPROVAL}
+_DUE_AT: Final = Asked._fields.index("due_ms")
 _INVOKES: Final = ops.those(lambda row: row.invokes)
 
 
@@ -145,7 +148,7 @@ def _wait_of(txn: ReadTxn, ident: InvocationId, index: int, kind: str) -> Wait |
         step=index,
         name=argument[0] if kind != AWAKEABLE else None,
         since_ms=_journaled_ms(step) or record.since_ms,
-        due_ms=0,
+        due_ms=argument[_DUE_AT] if kind == APPROVAL else 0,
         secret=argument[0] if kind == AWAKEABLE and argument else b"",
     )
 
@@ -183,7 +186,7 @@ def _timed_of(txn: ReadTxn, timer: timers.Timer) -> Wait | None:
         if raw is None:
             return None
         step, index = unpack(raw), timer.step
-        name, since_ms = step[2][0] if step[0] == Op.RUN else "sleep", _journaled_ms(step) or since_ms
+        name, since_ms = "sleep" if step[0] == Op.SLEEP else step[2][0], _journaled_ms(step) or since_ms
     elif timer.kind is timers.Kind.INVOCATION:
         name = "start" if record.status == Status.SCHEDULED else "next attempt"
     else:

@@ -46,6 +46,7 @@ BLOB_DUE: Final = b"G"  # due, blob -> nothing: when an unused blob is removed
 GONE: Final = b"g"  # name -> nothing: unused objects of the shared store, until they are deleted
 HOOK: Final = b"h"  # hook -> Hook
 NOTICE: Final = b"n"  # hook, sequence -> what the hook is to be told: see `hooks`
+APPROVAL: Final = b"p"  # since, id, step -> what lists filter by: see `approvals`
 DEPLOYMENT: Final = b"D"  # deployment -> how many active invocations are pinned to it
 
 #: Step numbers are below this. A larger number in the key of a timer is a mark: see `timers`.
@@ -81,6 +82,10 @@ def kept_key(retention_ms: int) -> bytes:
 
 def timer_key(due_ms: int, ident: InvocationId | ObjectId, step_or_mark: int) -> bytes:
     return TIMER + long_bytes(due_ms) + ident + step_bytes(step_or_mark)
+
+
+def approval_key(since_ms: int, ident: InvocationId, index: int) -> bytes:
+    return APPROVAL + long_bytes(since_ms) + ident + step_bytes(index)
 
 
 def expiry_key(due_ms: int, invocation: InvocationId) -> bytes:

@@ -21,7 +21,16 @@ FAILED: Final = 1
 PAUSED: Final = 2
 COMPLETED: Final = 4
 IN_DOUBT: Final = 8
-EVENTS: Final[Mapping[str, int]] = {"failed": FAILED, "paused": PAUSED, "completed": COMPLETED, "in-doubt": IN_DOUBT}
+ASKED: Final = 16
+REMINDED: Final = 32
+EVENTS: Final[Mapping[str, int]] = {
+    "failed": FAILED,
+    "paused": PAUSED,
+    "completed": COMPLETED,
+    "in-doubt": IN_DOUBT,
+    "approval-requested": ASKED,
+    "approval-reminder": REMINDED,
+}
 EVENT_NAMES: Final = {event: name for name, event in EVENTS.items()}
 
 

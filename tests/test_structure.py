@@ -235,6 +235,8 @@ UNNAMED = {
     ("statemachine/invocation.py", "First"): "made with the record: see there",
     ("statemachine/journal.py", "SendCompletion"): "names would double its price, for every step that waits",
     ("statemachine/steps.py", "SendCompletion"): "the same effect",
+    ("cluster/admin/routes_of_approvals.py", "Route"): "a table: every row has the same columns",
+    ("cluster/routing/approvals.py", "self._reader.ask"): "takes the arguments of any question",
     ("sdk/attempt/claims.py", "StepFrame"): "names would double its price, for every step",
     ("sdk/replay.py", "Recorded"): "the same, for every step of a replay",
     ("sdk/run.py", "CurrentStep"): "the same, for every run",

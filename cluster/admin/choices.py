@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, TypeAlias, get_args
 
-from holdfast.statemachine.survey import AWAKEABLE, IN_DOUBT, PROMISED, TIMED
+from holdfast.statemachine.survey import APPROVAL, AWAKEABLE, IN_DOUBT, PROMISED, TIMED
 
 PAGE: Final = 100
 PAGE_MAX: Final = 1000
@@ -30,7 +30,7 @@ COMPLETED: Final = "completed"
 ORDERS: Final = (NEWEST, OLDEST, COMPLETED)
 LOG_LIMIT: Final = 200
 PARTS: Final = ("output", "input")  # of a step that was given a value
-WAITING: Final = (AWAKEABLE, PROMISED, IN_DOUBT, TIMED)
+WAITING: Final = (APPROVAL, AWAKEABLE, PROMISED, IN_DOUBT, TIMED)
 #: The files of the console that are served, by the end of their name. Others (Python, licences, notes) stay in the folder.
 FILES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 FILE_TYPES: Final = tuple(FILES.values())

@@ -46,7 +46,7 @@ from holdfast.cluster.routing.families import Families
 from holdfast.cluster.routing.reader import Reader
 from holdfast.cluster.routing.router import Router
 from holdfast.cluster.routing.trees import Trees
-from holdfast.sdk.ids import DeploymentId, format_id
+from holdfast.sdk.ids import DeploymentId, InvocationId, format_id
 from holdfast.sdk.journal import cut_text
 from holdfast.statemachine.commands import DecideStep
 from holdfast.statemachine.effects import Code, Status
@@ -166,6 +166,7 @@ class InvocationAdmin:
     async def on_decide(self, request: AdminRequest) -> Answer:
         id_ = id_of(request)
         step = step_of(request)
+        await self._check_decides(request, id_)
         given = await read_body(request, Decision, payloads=True)
         if len(given) != 1 or given.get("again", True) is not True:
             raise BadRequest('send exactly one of "value", "failure" and "again": true')
@@ -182,6 +183,12 @@ class InvocationAdmin:
         check(await self._router.submit(id_, DecideStep(id_, step, outcome)))
         decided: Decided = {"id": format_id(id_), "step": step, "status": "Decided"}
         return json_answer(200, decided)
+
+    async def _check_decides(self, request: AdminRequest, id_: InvocationId) -> None:
+        """A token that decides only for some services does not decide for others."""
+        principal = request.request.principal
+        if principal.services and (description := await self._reader.describe(id_)) is not None:
+            principal.check_approval(description.record.service)
 
     async def on_act(self, request: AdminRequest) -> Answer:
         parameters = Parameters(request, "step", "to")

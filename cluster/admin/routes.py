@@ -18,6 +18,7 @@ from holdfast.cluster.admin.choices import (
     WAITING,
 )
 from holdfast.cluster.admin.parameters import END_BY_NAME, STATUS_BY_NAME
+from holdfast.cluster.admin.routes_of_approvals import OF_APPROVALS
 from holdfast.cluster.admin.routes_of_cluster import OF_THE_CLUSTER
 from holdfast.cluster.admin.shapes.access import Session, SignedOut, SignIn
 from holdfast.cluster.admin.shapes.deployments import (
@@ -91,6 +92,7 @@ _EVENTS: Final = EventStream({
     "invocation": Event,
     "cluster": Notice,
     "deployments": Notice,
+    "approvals": Notice,
     "reset": Notice,
 })  # fmt: skip
 ROUTES: Final = (
@@ -332,6 +334,7 @@ ROUTES: Final = (
         ),
         answers=((200, "rows; the ids of awakeables are for tokens that may invoke all services", WaitPage),),
     ),
+    *OF_APPROVALS,
     Route(
         "GET",
         "/invocations/{id}",
@@ -412,10 +415,12 @@ ROUTES: Final = (
         "GET",
         "/events",
         "events",
-        "Changes of invocations, cluster and deployments as they happen: server-sent events, which can be resumed",
+        "Changes of invocations, cluster, deployments and approvals as they happen: server-sent events, which can be resumed",
         READ,
         (
-            Parameter("kinds", "of events, separated by commas: invocation, cluster, deployments; all if not given"),
+            Parameter(
+                "kinds", "of events, separated by commas: invocation, cluster, deployments, approvals; all if not given"
+            ),
             Parameter("service", "events of invocations of this service"),
             Parameter("handler", "events of invocations of this handler"),
             Parameter("key", "events of invocations of this key of a virtual object or workflow"),

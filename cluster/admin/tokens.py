@@ -16,7 +16,7 @@ from holdfast.cluster.http.access import Principal, make_token
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.registry.registry import Registry
 from holdfast.cluster.times import show_time
-from holdfast.statemachine.access import INVOKE, ROLES, CreateToken, RevokeToken, RotateToken, Token
+from holdfast.statemachine.access import APPROVE, INVOKE, ROLES, CreateToken, RevokeToken, RotateToken, Token
 from holdfast.statemachine.meta import MetaCommand
 
 LIST_HINT: Final = "holdfast token list shows them (GET /tokens)"
@@ -57,8 +57,8 @@ class TokenAdmin:
         services = [] if services is None else services
         if not _is_texts(services) or len(services) > SERVICES_MAX:
             raise BadRequest(f'"services" must be a list of at most {SERVICES_MAX} names of services')
-        if services and INVOKE not in roles:
-            raise BadRequest('"services" restricts the role invoke, which this token does not have')
+        if services and not {INVOKE, APPROVE} & {*roles}:
+            raise BadRequest('"services" restricts the roles invoke and approve, and this token has neither')
         expires_in = _read_duration(given, "expires_in")
         if expires_in == 0:
             raise BadRequest('"expires_in" must be longer than 0')

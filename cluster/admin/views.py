@@ -12,7 +12,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NotRequired, TypedDict
 
-from holdfast.cluster.admin.shapes import deployments, invocations, objects
+from holdfast.cluster.admin.shapes import approvals, deployments, invocations, objects
+from holdfast.cluster.admin.shapes.approvals import ApprovalDecision
 from holdfast.cluster.admin.shapes.cluster import Pause
 from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.handlers.health import Health
@@ -20,18 +21,21 @@ from holdfast.cluster.handlers.views import show_health, why_down
 from holdfast.cluster.routing.reader import Description, Keyed
 from holdfast.cluster.times import show_time
 from holdfast.sdk.bounds import load_json
-from holdfast.sdk.ids import ID_BYTES, InvocationId, format_awakeable, format_id
+from holdfast.sdk.ids import ID_BYTES, InvocationId, format_approval, format_awakeable, format_id
 from holdfast.sdk.journal import (
     NOTHING,
     OP_NAMES,
+    Decided,
     Failure,
     Op,
     Step,
+    unpack_decided,
 )
 from holdfast.statemachine import refs
 from holdfast.statemachine.commands import Mode, Payload, Ref
 from holdfast.statemachine.effects import STATUS_NAMES, Status
 from holdfast.statemachine.history import ENDED_NAMES, EndedAttempt
+from holdfast.statemachine.inbox import Approval
 from holdfast.statemachine.meta import Deployment, Handler, MetaState, Service
 from holdfast.statemachine.ops import ROWS
 from holdfast.statemachine.outcomes import failure_of, is_success, payload_of, succeeded
@@ -213,10 +217,48 @@ def _show_attempt(attempt: EndedAttempt) -> invocations.Attempt:
     }
 
 
+def show_decision(decided: Decided) -> ApprovalDecision:
+    """What was decided about an approval. `payload` is there only if it was edited."""
+    shown: ApprovalDecision = {
+        "choice": decided.choice,
+        "by": {"id": decided.by_id or None, "name": decided.by} if decided.choice is not None else None,
+        "comment": decided.comment or None,
+        "at": show_time(decided.at_ms),
+    }
+    if decided.payload is not None:
+        shown["payload"] = show_payload(decided.payload)
+    return shown
+
+
+def show_approval(row: Approval) -> approvals.Approval:
+    """Its id is a name: the secret of it is for the handler and those that it tells."""
+    return {
+        "id": format_approval(row.invocation, row.step),
+        "invocation": format_id(row.invocation),
+        "step": row.step,
+        "step_key": row.step_key,
+        "service": row.service,
+        "handler": row.handler,
+        "key": row.key,
+        "title": row.title,
+        "payload": show_payload(row.payload) if row.payload is not None else None,
+        "payload_bytes": row.payload_bytes,
+        "choices": list(row.choices),
+        "assignee": row.assignee,
+        "editable": row.editable,
+        "since": show_time(row.since_ms),
+        "due_at": show_time(row.due_ms),
+        "remind_at": show_time(row.remind_ms),
+        "reminded_at": show_time(row.reminded_ms),
+        "status": row.status,
+        "decision": show_decision(unpack_decided(row.decided)) if row.decided is not None else None,
+    }
+
+
 def show_step(id_: InvocationId, index: int, step: Step, *, with_ids: bool = True) -> invocations.Step:
     outcome = None
     if step.outcome is not None:
-        outcome = show_outcome(unwrapped(step))
+        outcome = _show_result(step)
     shown: invocations.Step = {
         "index": index,
         "op": OP_NAMES.get(step.op, str(step.op)),
@@ -234,6 +276,13 @@ def show_step(id_: InvocationId, index: int, step: Step, *, with_ids: bool = Tru
     if step.op == Op.AWAKEABLE and with_ids:
         shown["argument"]["id"] = format_awakeable(id_, index, *step.argument)
     return shown
+
+
+def _show_result(step: Step) -> invocations.Outcome:
+    """The outcome of a step."""
+    outcome = unwrapped(step)
+    payload = payload_of(outcome) if step.op == Op.APPROVAL and is_success(outcome) else None
+    return {"value": show_decision(unpack_decided(payload))} if isinstance(payload, bytes) else show_outcome(outcome)
 
 
 def unwrapped(step: Step) -> list[Any]:
@@ -260,6 +309,8 @@ def _show_argument(step: Step) -> dict[str, Any]:
     if row.invokes and argument and _is_id(argument[-1]):
         shown["invocation"] = format_id(argument.pop())
     for kept, value in zip(row.kept, argument, strict=False):
+        if not kept.name:
+            continue
         if kept.is_time:
             value = show_time(value) if isinstance(value, int) else value
         elif kept.is_invocation and isinstance(value, bytes) and len(value) >= ID_BYTES:

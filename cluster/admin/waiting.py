@@ -1,4 +1,5 @@
-"""What waits for somebody or something, over all invocations: awakeables, promises, steps in doubt, and timers."""
+"""What waits for somebody or something, over all invocations: approvals, awakeables, promises, steps in doubt,
+and timers."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from holdfast.cluster.errors import BadRequest
 from holdfast.cluster.http.exchange import Answer
 from holdfast.cluster.routing.surveys import Surveys
 from holdfast.cluster.times import show_time
-from holdfast.sdk.ids import format_awakeable, format_id
-from holdfast.statemachine.survey import AWAKEABLE, Wait
+from holdfast.sdk.ids import format_approval, format_awakeable, format_id
+from holdfast.statemachine.survey import APPROVAL, AWAKEABLE, Wait
 
 
 class WaitingAdmin:
@@ -56,4 +57,6 @@ def _show(row: Wait, *, with_ids: bool) -> invocations.Wait:
     if row.kind == AWAKEABLE and with_ids and row.step is not None:
         # A client that knows it may complete it.
         shown["awakeable"] = format_awakeable(row.invocation, row.step, row.secret)
+    if row.kind == APPROVAL and row.step is not None:
+        shown["approval"] = format_approval(row.invocation, row.step)
     return shown

@@ -17,7 +17,7 @@ from typing import Final
 
 from holdfast.cluster.events.positions import Around, Encoder, OtherCluster
 from holdfast.cluster.events.remote import Remote, Replica
-from holdfast.cluster.events.signals import CLUSTER, DEPLOYMENTS, Signals
+from holdfast.cluster.events.signals import APPROVALS, CLUSTER, DEPLOYMENTS, Signals
 from holdfast.cluster.partition.changes import Change, Numbered, Position, Slice
 from holdfast.sdk.ids import InvocationId, PartitionNumber, numbers_of
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 INVOCATION: Final = "invocation"
 RESET: Final = "reset"
-KINDS: Final = (INVOCATION, CLUSTER, DEPLOYMENTS)
+KINDS: Final = (INVOCATION, CLUSTER, DEPLOYMENTS, APPROVALS)
 
 COLLECT_S: Final = 0.05
 ASK_S: Final = 0.1  # Between two requests for the changes of partitions that are not here.
@@ -437,4 +437,4 @@ class Reader:
         }
         self._behind = None
         self._id = self._feed.encoder.encode(behind)
-        return [Event(CLUSTER), Event(DEPLOYMENTS)]
+        return [Event(CLUSTER), Event(DEPLOYMENTS), Event(APPROVALS)]

@@ -1,4 +1,4 @@
-"""Notices that what `/cluster` or `/deployments` show has changed. What has changed is read there."""
+"""Notices that what `/cluster`, `/deployments` or `/approvals` show has changed. What has changed is read there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from holdfast.cluster.registry.machine import MetaMachine
 
 CLUSTER: Final = "cluster"
 DEPLOYMENTS: Final = "deployments"
+APPROVALS: Final = "approvals"
 LOOK_S: Final = 0.2
 #: All nodes are asked for the health of their handlers.
 HANDLERS_S: Final = 2.0
@@ -33,8 +34,12 @@ class Signals:
         *,
         cluster: Callable[[], object],
         healths: Callable[[], Awaitable[Sequence[Health]]],
+        approvals: Callable[[], object] = lambda: None,
     ) -> None:
-        """`cluster`: a value that changes with what this node knows of the others, beside the table of members."""
+        """`cluster`: a value that changes with what this node knows of the others, beside the table of members.
+        `approvals`: one that changes with the inboxes of the partitions that have a replica here."""
+        self._approvals = approvals
+        self._inboxes: object = _UNKNOWN
         self._meta = meta
         self._cluster = cluster
         self._healths = healths
@@ -48,6 +53,7 @@ class Signals:
         self._tell = tell
         self._facts = self._facts_now()
         self._seen = self._cluster()
+        self._inboxes = self._approvals()
         self._health = _UNKNOWN
 
     def _facts_now(self) -> _Facts:
@@ -65,6 +71,9 @@ class Signals:
                 self._tell(DEPLOYMENTS)
         if is_changed:
             self._tell(CLUSTER)
+        inboxes, self._inboxes = self._inboxes, self._approvals()
+        if inboxes != self._inboxes:
+            self._tell(APPROVALS)
         return LOOK_S
 
     async def look_at_handlers(self) -> float:

@@ -24,11 +24,15 @@ from holdfast.sdk.ids import (
     workflow_id,
 )
 from holdfast.sdk.journal import (
+    CHOICE_BYTES_MAX,
+    CHOICES_MAX,
+    DETAILS_BYTES_MAX,
     DIGESTED,
     INT_MAX,
     KEY_BYTES_MAX,
     NAME_BYTES_MAX,
     SIGNATURES,
+    TITLE_BYTES_MAX,
     Failure,
     Kind,
     Op,
@@ -69,6 +73,11 @@ _NOT_YET: Final = (
 )  # fmt: skip
 _NO_SECRETS_YET: Final = (
     1, 503, "the id of this awakeable requires that every node of the cluster runs this release", "Upgrading",
+)  # fmt: skip
+
+
+_NO_APPROVALS_YET: Final = (
+    1, 503, "an approval requires that every node of the cluster runs this release", "Upgrading",
 )  # fmt: skip
 
 
@@ -144,6 +153,8 @@ class Recorder:
         elif op in _PENDING:
             raise ProtocolError(f"a step of operation {op} must not have an outcome")
         level = sender.level
+        if level < 2 and op == _APPROVAL:
+            return self._failures.of_attempt(sender, list(_NO_APPROVALS_YET))
         if level < 2 and _has_secret(op, argument):
             return self._failures.of_attempt(sender, list(_NO_SECRETS_YET))
         child = None
@@ -398,6 +409,31 @@ def _is_idempotency_key(value: Any) -> bool:
     return type(value) is str and 0 < len(value) <= KEY_BYTES_MAX and len(value.encode()) <= KEY_BYTES_MAX
 
 
+def _is_title(value: Any) -> bool:
+    return type(value) is str and 0 < len(value) <= TITLE_BYTES_MAX and len(value.encode()) <= TITLE_BYTES_MAX
+
+
+def _is_details(value: Any) -> bool:
+    return type(value) is bytes and len(value) <= DETAILS_BYTES_MAX
+
+
+def _is_choices(value: Any) -> bool:
+    return (
+        type(value) is list
+        and 0 < len(value) <= CHOICES_MAX
+        and all(type(each) is str and 0 < len(each.encode()) <= CHOICE_BYTES_MAX for each in value)
+        and len({*value}) == len(value)
+    )
+
+
+def _is_assignee(value: Any) -> bool:
+    return value is None or _is_name(value)
+
+
+def _is_truth(value: Any) -> bool:
+    return type(value) is bool
+
+
 def _is_payload(value: Any) -> bool:
     return type(value) is bytes
 
@@ -415,6 +451,11 @@ _PARTS: Final[dict[Kind, Callable[[Any], bool]]] = {
     Kind.AWAKEABLE: _is_id_of_step,
     Kind.SECRET: _is_secret,
     Kind.STEP: _is_step,
+    Kind.TITLE: _is_title,
+    Kind.DETAILS: _is_details,
+    Kind.CHOICES: _is_choices,
+    Kind.ASSIGNEE: _is_assignee,
+    Kind.TRUTH: _is_truth,
 }
 assert _PARTS.keys() == {*Kind}
 
@@ -440,4 +481,5 @@ _RESOLVES: Final = ops.those(lambda row: row.resolves)
 _SEND: Final = Op.SEND
 _AWAKEABLE: Final = Op.AWAKEABLE
 _RESOLVE_AWAKEABLE: Final = Op.RESOLVE_AWAKEABLE
+_APPROVAL: Final = Op.APPROVAL
 assert INT_MAX >= DELAY_MS_MAX

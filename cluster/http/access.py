@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from holdfast.cluster.config import BadConfig, Config
 from holdfast.cluster.errors import Forbidden, Unauthorized, Unavailable
 from holdfast.log.errors import ProposalError
-from holdfast.statemachine.access import ADMIN, INVOKE, Token, Tokens, permits
+from holdfast.statemachine.access import ADMIN, APPROVE, INVOKE, OPERATE, Token, Tokens, permits
 
 PREFIX: Final = "hf"
 ID_LENGTH: Final = 12
@@ -74,6 +74,16 @@ class Principal(NamedTuple):
             self.check(INVOKE)
             raise Forbidden(
                 f"the token {self.id} ({self.name}) may invoke {', '.join(sorted(self.services))}, but not {service:.200}",
+                "use a token for that service",
+            )
+
+    def check_approval(self, service: str) -> None:
+        """Whether it may decide for invocations of this service. Operators may for all."""
+        self.check(APPROVE)
+        if self.services and service not in self.services and not permits(self.roles, OPERATE):
+            raise Forbidden(
+                f"the token {self.id} ({self.name}) may decide for {', '.join(sorted(self.services))}, but not for "
+                f"{service:.200}",
                 "use a token for that service",
             )
 

@@ -51,6 +51,7 @@ from holdfast.cluster.ingress.requests import (
 from holdfast.cluster.ingress.routes import PREFIX, ROUTES
 from holdfast.cluster.registry.machine import Target
 from holdfast.cluster.registry.registry import Registry
+from holdfast.cluster.routing.approvals import Inbox, read_approval_id, read_draft
 from holdfast.cluster.routing.channel import Channel
 from holdfast.cluster.routing.reader import Summary
 from holdfast.cluster.routing.router import Leaders
@@ -61,6 +62,7 @@ from holdfast.sdk.ids import (
     Route,
     format_id,
     idempotent_id,
+    parse_approval,
     parse_awakeable,
     partition_key,
     workflow_id,
@@ -83,6 +85,8 @@ REJECTION_BYTES_MAX: Final = 64 * 1024
 REJECTION_ELEMENTS_MAX: Final = 1024
 #: A larger resolution or rejection is read only if its invocation exists.
 UNASKED_BYTES_MAX: Final = 64 * 1024
+DECISION_BYTES_MAX: Final = 512 * 1024
+DECISION_ELEMENTS_MAX: Final = 10_000
 ROOM_S: Final = 30.0  # How long a large outcome waits for others to be sent.
 #: A kind of service in a sentence.
 KIND_NAMES: Final = {"service": "a service", "object": "a virtual object", "workflow": "a workflow"}
@@ -97,6 +101,7 @@ class Ingress:
         router: Leaders,
         replies: Replies,
         *,
+        approvals: Inbox,
         lookup: Callable[[InvocationId], Awaitable[Summary | None]],
         load: Callable[[InvocationId, Ref], Awaitable[bytes]],
         now_ms: Callable[[], int],
@@ -110,6 +115,7 @@ class Ingress:
         self._registry = registry
         self._router = router
         self._replies = replies
+        self._approvals = approvals
         self._lookup = lookup
         self._load = load  # a large value of the partition of an id
         self._now_ms = now_ms
@@ -383,6 +389,25 @@ class Ingress:
         answer = await self._complete(CompleteStep(id_, step, outcome, secret=secret), id_, which)
         return answer._replace(id=request.id)
 
+    async def _on_decide_approval(self, request: Request, places: Mapping[str, str]) -> Answer:
+        _name_act(request, "decide", places)
+        id_ = read_approval_id(places["id"])
+        if not id_.secret:
+            raise NotFound("there is no such approval", "the ingress needs the whole id, which the handler handed out")
+        found = await self._approvals.find(id_)
+        request.principal.check_service(found.service)
+        try:
+            given = load_json(await request.read(DECISION_BYTES_MAX, _more_than_enough), DECISION_ELEMENTS_MAX)
+        except ValueError as error:
+            raise BadRequest(f"the body is not JSON: {error}", 'send JSON as in {"choice": "approve"}') from None
+        if not isinstance(given, dict) or not given.keys() <= {"choice", "comment", "payload"}:
+            raise BadRequest('the body must be a JSON object with "choice", and maybe "comment" and "payload"')
+        draft = read_draft(given, lambda value: json.dumps(value, separators=(",", ":")).encode())
+        request.targets["choice"] = draft.choice
+        made = await self._approvals.decide(found, draft, request.principal)
+        shown = {"status": "Decided" if made.is_new else "AlreadyDecided", "choice": made.decided.choice}
+        return Answer(200, json.dumps(shown).encode(), id=format_id(id_.invocation))
+
     def _health(self) -> Answer:
         problem = self._unhealthy()
         if problem is not None:
@@ -495,16 +520,18 @@ def _check_key(key: str) -> None:
 
 
 def _name_act(request: Request, which: str, places: Mapping[str, str]) -> None:
-    """Mark completions of promises and awakeables as acts, for the audit trail. Invocations have journals instead."""
+    """Mark completions of promises and awakeables, and decisions, as acts, for the audit trail. Invocations have journals
+    instead."""
     if "promise" in places:
         request.acts(f"{which}_promise", service=places["name"], key=places["key"], promise=places["promise"])
         return
+    what, parse = ("approval", parse_approval) if which == "decide" else ("awakeable", parse_awakeable)
     try:
-        id_, step, _ = parse_awakeable(places["id"])
+        id_, step, _ = parse(places["id"])
     except BadId:
-        request.acts(f"{which}_awakeable")
+        request.acts(f"{which}_{what}")
     else:  # A reader of the id itself could resolve it.
-        request.acts(f"{which}_awakeable", invocation=format_id(id_), step=step)
+        request.acts(f"{which}_{what}", invocation=format_id(id_), step=step)
 
 
 def _more_than_enough(most: int) -> TooLarge:

@@ -9,7 +9,14 @@ from typing import Final
 
 from holdfast.cluster.http.routes import PUBLIC, EventStream, Parameter, Raw, Route
 from holdfast.cluster.http.shapes import Health
-from holdfast.cluster.ingress.shapes import Completed, FollowedOutcome, Progress, Rejection
+from holdfast.cluster.ingress.shapes import (
+    ApprovalChoice,
+    ApprovalChosen,
+    Completed,
+    FollowedOutcome,
+    Progress,
+    Rejection,
+)
 from holdfast.statemachine.access import INVOKE
 
 _NOT_READY: Final = (470, "it has not completed")
@@ -126,6 +133,19 @@ ROUTES: Final = (
         INVOKE,
         body=_REJECTION,
         answers=(_COMPLETED, _NOTHING_WAITS, _OTHER_OUTCOME),
+    ),
+    Route(
+        "POST",
+        "/holdfast/approvals/{id}",
+        "decide_approval",
+        "Decide about an approval, with the whole id that its handler handed out",
+        INVOKE,
+        body=ApprovalChoice,
+        answers=(
+            (200, "decided, or decided the same way by the same token before", ApprovalChosen),
+            (404, "there is no such approval, or nobody waits for it any more: the message says why"),
+            (409, "it was decided otherwise before, or timed out: the message says by whom and when"),
+        ),
     ),
 )
 PREFIX: Final = "holdfast"

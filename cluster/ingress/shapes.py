@@ -48,3 +48,18 @@ class FollowedOutcome(TypedDict):
     base64: NotRequired[Annotated[str, "any other result"]]
     bytes: NotRequired[Annotated[int, "the size of a result that is too large for an event: ask for it at /output"]]
     failure: NotRequired[Error]
+
+
+class ApprovalChoice(TypedDict):
+    """A decision about an approval."""
+
+    choice: Annotated[str, "one of the choices of the approval"]
+    comment: NotRequired[Annotated[str | None, "why; at most 4 KiB"]]
+    payload: NotRequired[Annotated[Any, "what is approved, in place of what was shown"]]
+
+
+class ApprovalChosen(TypedDict):
+    """The approval is decided."""
+
+    status: Annotated[Literal["Decided", "AlreadyDecided"], "AlreadyDecided: this token decided the same way before"]
+    choice: str

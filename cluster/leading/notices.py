@@ -14,6 +14,7 @@ from typing import Any, Final
 from holdfast.cluster.leading.courier import Courier, encode_body
 from holdfast.cluster.partition.door import Partition
 from holdfast.log.errors import ProposalError
+from holdfast.sdk.ids import format_approval
 from holdfast.statemachine import queries
 from holdfast.statemachine.commands import ForgetNotices, SetHooks
 from holdfast.statemachine.queries import Notice
@@ -185,11 +186,30 @@ class Notices:
         """Its id and its body."""
         code, message, kind = notice.failure or (None, None, None)
         id_ = self._event_id(webhook, notice)
+        approval = {"approval": _show_approval(notice)} if notice.approval is not None else {}
         return id_, encode_body({
             "id": id_,
             "event": EVENT_NAMES.get(notice.event, str(notice.event)),
-            "at": datetime.fromtimestamp(notice.at_ms / 1000, UTC).isoformat(timespec="milliseconds")[:-6] + "Z",
+            "at": _time(notice.at_ms),
             "cluster": self._courier.cluster,
             "invocation": self._courier.show(notice.invocation),
             "failure": {"code": code, "message": message, "kind": kind or None} if notice.failure else None,
+            **approval,
         })  # fmt: skip
+
+
+def _show_approval(notice: Notice) -> dict[str, Any]:
+    """What somebody is asked. Its id is a name, without the secret: deciding takes the role approve."""
+    assert notice.approval is not None
+    step, title, choices, assignee, due_ms = notice.approval
+    return {
+        "id": format_approval(notice.invocation.id, step),
+        "title": title,
+        "choices": choices,
+        "assignee": assignee,
+        "due_at": _time(due_ms) if due_ms else None,
+    }
+
+
+def _time(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"

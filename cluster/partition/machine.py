@@ -93,6 +93,11 @@ class PartitionMachine:
         meta = self._core.meta
         return (meta.journal_steps_max, meta.journal_bytes_max) if self.level >= 2 else (0, 0)
 
+    @property
+    def approvals_version(self) -> int:
+        """Changes with the inbox of this partition."""
+        return self._core.approvals_version
+
     def _read_level(self) -> None:
         with self.state.read() as txn:
             self.level = self._core.level = queries.meta(txn).level
@@ -107,6 +112,7 @@ class PartitionMachine:
     def swap(self, staged: Staged) -> None:
         """Replace the state with a snapshot of a later one."""
         self._core.forget()
+        self._core.approvals_version += 1
         self._leading = 0
         self.state.swap(staged)
         self.changes.restart(self.state.applied[0])

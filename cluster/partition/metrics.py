@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -14,10 +15,12 @@ from prometheus_client.core import (
 
 from holdfast.cluster.partition.door import Partition
 from holdfast.log.node import Group, LogNode
-from holdfast.statemachine import queries
+from holdfast.statemachine import inbox, queries
 
 #: A scrape counts no more due timers than this per partition.
 DUE_TIMERS_MAX: Final = 1000
+#: And no more approvals than this.
+APPROVALS_MAX: Final = 2000
 
 
 def of_partitions(partitions: Iterable[Partition]) -> Iterator[Metric]:
@@ -114,6 +117,37 @@ def of_queues(partitions: Iterable[Partition]) -> Iterator[Metric]:
         behind.add_metric(name, max(now_ms - oldest_ms, 0) / 1000 if count else 0.0)
         outbox.add_metric(name, messages)
     yield from (due, behind, outbox)
+
+
+def of_approvals(partitions: Iterable[Partition]) -> Iterator[Metric]:
+    """What waits for people in the partitions that this node leads."""
+    label = ["service"]
+    waiting = GaugeMetricFamily(
+        "holdfast_approvals_waiting",
+        "Approvals that wait for a decision, in partitions that this node leads; at most "
+        f"{APPROVALS_MAX} per partition are counted.",
+        labels=label,
+    )
+    age = GaugeMetricFamily(
+        "holdfast_approvals_oldest_seconds",
+        "Time since the oldest of these approvals was requested.",
+        labels=label,
+    )
+    counts: Counter[str] = Counter()
+    ages_ms: dict[str, int] = {}
+    for partition in partitions:
+        if partition.leadership is None:
+            continue
+        now_ms = partition.now_ms()
+        with partition.state.read() as txn:
+            figures = inbox.figures(txn, APPROVALS_MAX)
+        for service, (count, since_ms) in figures.items():
+            counts[service] += count
+            ages_ms[service] = max(ages_ms.get(service, 0), now_ms - since_ms)
+    for service, count in counts.items():
+        waiting.add_metric([service], count)
+        age.add_metric([service], ages_ms[service] / 1000)
+    yield from (waiting, age)
 
 
 def of_log(log: LogNode) -> Iterator[Metric]:

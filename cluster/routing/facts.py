@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from holdfast.sdk.ids import InvocationId
-from holdfast.statemachine import survey
+from holdfast.statemachine import inbox, survey
+from holdfast.statemachine.inbox import Approval, Wanted
 from holdfast.statemachine.records import (
     Invocation,
     Object,
@@ -63,6 +64,10 @@ def _unpack_waits(row: Any) -> tuple[list[tuple[bytes, Wait]], bytes | None]:
     return [(rank, Wait(*each)) for rank, each in row[0]], row[1]
 
 
+def _approvals(txn: ReadTxn, wanted: Sequence[Any], after: bytes, limit: int) -> Any:
+    return inbox.approvals(txn, Wanted(*wanted), after, limit)
+
+
 FACTS: Final[Mapping[str, Question]] = {
     "keys": Question(survey.keys, _pack_objects, _unpack_objects),
     "queue": Question(survey.queue, _pack_queue, _unpack_queue),
@@ -74,6 +79,13 @@ FACTS: Final[Mapping[str, Question]] = {
         lambda it: ([tuple(child) for child in it[0]], it[1]),
         lambda row: ([Child(*child) for child in row[0]], row[1]),
     ),
+    "approvals": Question(
+        _approvals,
+        lambda it: ([(rank, tuple(row)) for rank, row in it[0]], it[1]),
+        lambda row: ([(rank, Approval(*each)) for rank, each in row[0]], row[1]),
+    ),
+    "approval": Question(inbox.approval, tuple, lambda row: Approval(*row)),
+    "approval_figures": Question(inbox.figures),
     "records": Question(
         survey.records,
         lambda records: [_pack(record) for record in records],

@@ -34,6 +34,7 @@ from holdfast.statemachine.commands import (
     Command,
     CompletePromise,
     CompleteStep,
+    Decide,
     Deliver,
     Invoke,
     KeepBlob,
@@ -58,6 +59,7 @@ from holdfast.statemachine.outbox import read_messages
 IDEMPOTENT: Final = frozenset(
     {
         Invoke, Deliver, Kill, Pause, Resume, Restart, Purge, Redispatch, CompletePromise, CompleteStep, TouchBlob,
+        Decide,
         PutBlob, KeepBlob,
     }
 )  # fmt: skip

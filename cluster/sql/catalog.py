@@ -7,7 +7,7 @@ from typing import Final
 
 from holdfast.cluster.admin.shapes import queries
 from holdfast.cluster.sql.invocations import ATTEMPTS, INVOCATIONS, STATISTICS, TAGS
-from holdfast.cluster.sql.journals import AWAKEABLES, IN_DOUBT, JOURNAL_TABLE
+from holdfast.cluster.sql.journals import APPROVALS, AWAKEABLES, IN_DOUBT, JOURNAL_TABLE
 from holdfast.cluster.sql.objects import OBJECTS, PROMISES, STATE, TIMERS
 from holdfast.cluster.sql.overviews import OVERVIEWS
 from holdfast.cluster.sql.relations import Table
@@ -21,6 +21,7 @@ TABLES: Final[Mapping[str, Table]] = {
         JOURNAL_TABLE,
         ATTEMPTS,
         AWAKEABLES,
+        APPROVALS,
         IN_DOUBT,
         OBJECTS,
         STATE,

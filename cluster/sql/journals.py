@@ -1,4 +1,4 @@
-"""The tables about steps: `journal`, and of those that wait, `awakeables` and `in_doubt`."""
+"""The tables about steps: `journal`, and of those that wait, `awakeables`, `approvals` and `in_doubt`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
-from holdfast.cluster.admin.views import show_step
+from holdfast.cluster.admin.views import show_decision, show_step
 from holdfast.cluster.sql.invocations import route_ids
 from holdfast.cluster.sql.relations import (
     INTEGER,
@@ -22,9 +22,10 @@ from holdfast.cluster.sql.relations import (
     payload_bytes,
     times,
 )
-from holdfast.sdk.ids import InvocationId, format_awakeable, format_id
-from holdfast.sdk.journal import OP_NAMES, Op, Step, unpack_step
+from holdfast.sdk.ids import InvocationId, format_approval, format_awakeable, format_id
+from holdfast.sdk.journal import OP_NAMES, Op, Step, unpack_decided, unpack_step
 from holdfast.statemachine import refs
+from holdfast.statemachine.approvals import Asked
 from holdfast.statemachine.effects import Status
 from holdfast.statemachine.ops import ROWS
 from holdfast.statemachine.outcomes import failure_of, is_success, payload_of
@@ -66,7 +67,7 @@ def _name(row: Row) -> Value:
     if "service" in names:
         service, handler = (step.argument[names.index(each)] for each in ("service", "handler"))
         return f"{service}/{handler}"
-    value = step.argument[0] if names[:1] == ["name"] and step.argument else None
+    value = step.argument[0] if names[:1] in (["name"], ["title"]) and step.argument else None
     return value if isinstance(value, str) else None
 
 
@@ -91,6 +92,8 @@ def _output(row: Row) -> Any:
     if step.outcome is None or not is_success(step.outcome):
         return None
     value, known = payload_of(step.outcome), ROWS.get(step.op)
+    if step.op == Op.APPROVAL and isinstance(value, bytes):
+        return json.dumps(show_decision(unpack_decided(value)), ensure_ascii=False).encode()
     if known is not None and known.signature.maybe and isinstance(value, bytes):
         return value[1:]
     return value
@@ -154,7 +157,12 @@ JOURNAL_TABLE: Final = Table(
         _STEP,
         Column("op", TEXT, f"{', '.join(OP_NAMES.values())}", lambda it: OP_NAMES.get(it.step.op, str(it.step.op))),
         Column("key", TEXT, "the step key, with which a replay finds it", lambda it: it.step.key),
-        Column("name", TEXT, "of a run, a promise or a value of state; service/handler of a call or send", _name),
+        Column(
+            "name",
+            TEXT,
+            "of a run, a promise or a value of state, the title of an approval; service/handler of a call or send",
+            _name,
+        ),
         *times("began", "when its function began", lambda it: it.step.began_ms),
         *times("journaled", "when it was last written", lambda it: it.step.journaled_ms),
         Column("duration_ms", INTEGER, "how long it took, if it has an outcome", _duration),
@@ -241,6 +249,48 @@ AWAKEABLES: Final = Table(
         *_WAITING,
     ),
     scan=_scan_awakeables,
+    route=lambda wanted, count: route_ids(wanted, "invocation", count),
+    keys=(("invocation",),),
+)
+
+
+def _scan_approvals(view: View, wanted: Wanted) -> Iterator[tuple[bytes, Row]]:
+    return _scan_waiting(view, wanted, Op.APPROVAL)
+
+
+def _asked(field: str) -> Any:
+    return lambda row: getattr(Asked(*row.step.argument), field)
+
+
+APPROVALS: Final = Table(
+    "approvals",
+    "Approvals that wait for somebody to decide. Decisions are in `journal`, where `op` is approval.",
+    (
+        Column("id", TEXT, "its name (apr_…), for the admin API", lambda it: format_approval(it.id, it.index)),
+        Column("title", TEXT, "what is asked", _asked("title")),
+        Column("assignee", TEXT, "whom it is meant for", _asked("assignee")),
+        Column(
+            "choices",
+            TEXT,
+            "what may be decided, as a JSON array",
+            lambda it: json.dumps(list(Asked(*it.step.argument).choices), ensure_ascii=False),
+        ),
+        Column(
+            "payload",
+            PAYLOAD,
+            "what is shown; null if it has more than 16 KiB",
+            lambda it: payload(Asked(*it.step.argument).payload),
+            filters=False,
+        ),
+        Column("payload_bytes", INTEGER, "the size of that payload", lambda it: len(Asked(*it.step.argument).payload)),
+        Column(
+            "editable", INTEGER, "1 if the payload may be edited", lambda it: int(Asked(*it.step.argument).editable)
+        ),
+        *_WAITING,
+        *times("due", "its deadline", _asked("due_ms")),
+        *times("remind", "when a reminder is sent", _asked("remind_ms")),
+    ),
+    scan=_scan_approvals,
     route=lambda wanted, count: route_ids(wanted, "invocation", count),
     keys=(("invocation",),),
 )

@@ -1,25 +1,26 @@
 // The inbox: what waits for somebody or something, the urgent first, with what is needed to answer it.
-import { classes, html, useEffect, useMemo, useState } from "../lib/ui.js";
+import { classes, html, useEffect, useMemo, useRef, useState } from "../lib/ui.js";
 import { get, may, segment, useGet } from "../lib/api.js";
 import { useStore } from "../lib/store.js";
 import { href, setQuery } from "../lib/router.js";
 import { atDay, duration, ms, now, shortId } from "../lib/format.js";
 import { useKeys } from "../lib/keys.js";
 import { Empty, Failure, Id, Json, Loading, Notice, Time, useNarrow } from "../parts/basics.js";
+import { Approval } from "../parts/approval.js";
 import { Step } from "../parts/step.js";
 import { failed, nameOf } from "../parts/waterfall.js";
 import { actOnOne } from "../parts/actions.js";
 import { Status } from "../parts/status.js";
 
 const LIMIT = 200;
-const PEOPLE = "in-doubt,awakeable,promise"; // Timers come by themselves.
-const KINDS = { "in-doubt": "in doubt", awakeable: "awakeable", promise: "promise", paused: "paused", timer: "timer" };
-const ORDER = ["in-doubt", "paused", "promise", "awakeable", "timer"];
+const PEOPLE = "approval,in-doubt,awakeable,promise"; // Timers come by themselves.
+const KINDS = { approval: "approval", "in-doubt": "in doubt", awakeable: "awakeable", promise: "promise", paused: "paused", timer: "timer" };
+const ORDER = ["approval", "in-doubt", "paused", "promise", "awakeable", "timer"];
 const keyOf = (each) => `${each.kind} ${each.invocation} ${each.step ?? ""}`;
 
 /** An older node has no list of what waits: then what is paused is shown, and what is in doubt is told from its failure. */
 function useWaiting(kind) {
-  const asked = useGet(kind === "paused" ? null : "/waiting", { kind: kind || PEOPLE, limit: LIMIT }, { every: 4000 });
+  const asked = useGet(kind === "paused" ? null : "/waiting", { kind: kind || PEOPLE, limit: LIMIT }, { kinds: ["approvals"], every: 4000 });
   const paused = useGet(!kind || kind === "paused" || asked.error?.missing ? "/invocations" : null, { status: "paused", limit: LIMIT }, { every: 4000 });
   const list = useMemo(() => {
     if (!paused.data && !asked.data) return null;
@@ -61,10 +62,23 @@ function Answer({ each }) {
 }
 
 export default function Inbox({ query }) {
-  const { list, error, older, cut, reload } = useWaiting(query.kind);
+  const { list: waiting, error, older, cut, reload } = useWaiting(query.kind);
+  const decided = useRef(new Set()); // Here: the next list may still have them.
+  const list = useMemo(() => waiting?.filter((each) => !decided.current.has(keyOf(each))), [waiting, query.of, decided.current.size]);
   const narrow = useNarrow("(max-width: 860px)");
   const at = useStore(now);
-  const chosen = list?.find((each) => keyOf(each) === query.of) || (narrow ? null : list?.[0]);
+  // What is read stays, whatever comes or goes in the meantime: a button must not become that of another approval.
+  const last = useRef(null);
+  const held = last.current && (query.of ? keyOf(last.current) === query.of : !narrow) && (!query.kind || query.kind === last.current.kind) ? last.current : null;
+  const current = held && list?.find((each) => keyOf(each) === keyOf(held));
+  const chosen = list?.find((each) => keyOf(each) === query.of) || current || (held?.kind === "approval" ? held : null) || (narrow ? null : list?.[0]);
+  last.current = chosen || null;
+  const done = () => {
+    decided.current.add(keyOf(chosen));
+    last.current = null;
+    setQuery({ of: "" });
+    reload();
+  };
   const move = (by) => {
     const place = list?.indexOf(chosen) ?? -1;
     const next = list?.[Math.min(list.length - 1, Math.max(0, place + by))];
@@ -72,16 +86,16 @@ export default function Inbox({ query }) {
   };
   useKeys({ j: ["Next", () => move(1)], k: ["Previous", () => move(-1)], Enter: ["Open the invocation", () => chosen && (location.hash = href(["invocations", chosen.invocation]))] });
   return html`<div class="page fills inbox"><div class="page-head"><h1>Inbox</h1></div>
-    <div class="facets" role="group" aria-label="Kind">${[["", "Everything"], ["in-doubt", "In doubt"], ["paused", "Paused"], ["awakeable", "Awakeables"], ["promise", "Promises"], ["timer", "Timers"]].filter(([kind]) => !older || !kind || kind === "paused").map(([kind, label]) => html`<button type="button" class="facet" aria-pressed=${(query.kind || "") === kind ? "true" : "false"} onClick=${() => setQuery({ kind, of: "" })}>${label}</button>`)}</div>
-    ${older && html`<${Notice}>This node does not list awakeables, promises and timers yet; what is paused or in doubt is shown.</${Notice}>`}
+    <div class="facets" role="group" aria-label="Kind">${[["", "Everything"], ["approval", "Approvals"], ["in-doubt", "In doubt"], ["paused", "Paused"], ["awakeable", "Awakeables"], ["promise", "Promises"], ["timer", "Timers"]].filter(([kind]) => !older || !kind || kind === "paused").map(([kind, label]) => html`<button type="button" class="facet" aria-pressed=${(query.kind || "") === kind ? "true" : "false"} onClick=${() => setQuery({ kind, of: "" })}>${label}</button>`)}</div>
+    ${older && html`<${Notice}>This node does not list approvals, awakeables, promises and timers yet; what is paused or in doubt is shown.</${Notice}>`}
     ${error && html`<${Failure} error=${error} retry=${reload} />`}
     ${!list && !error && html`<${Loading} />`}
-    ${list && !list.length && html`<${Empty} icon="inbox" title="Nothing waits for you"><p>Steps in doubt, paused invocations, and invocations that wait for an answer appear here.</p></${Empty}>`}
-    ${list?.length > 0 && html`<div class=${classes("panes", narrow && chosen && "second")}>
+    ${list && !list.length && !chosen && html`<${Empty} icon="inbox" title="Nothing waits for you"><p>Approvals, steps in doubt, paused invocations, and invocations that wait for an answer appear here.</p></${Empty}>`}
+    ${(list?.length > 0 || (list && chosen)) && html`<div class=${classes("panes", narrow && chosen && "second")}>
       <ul class="card waiting" aria-label="Waiting">${list.map((each) => html`<li key=${keyOf(each)}><button type="button" aria-current=${each === chosen ? "true" : undefined} onClick=${() => setQuery({ of: keyOf(each) })}>
-        <span class="row"><span class=${`tag ${each.kind === "in-doubt" ? "worst" : each.kind === "paused" ? "worse" : ""}`}>${KINDS[each.kind]}</span><span class="grow clip">${each.service}/${each.handler}</span><span class="muted nowrap">${duration(at - ms(each.since)).split(" ").slice(0, 2).join(" ")}</span></span>
+        <span class="row"><span class=${`tag ${each.kind === "in-doubt" ? "worst" : each.kind === "paused" || each.kind === "approval" ? "worse" : ""}`}>${KINDS[each.kind]}</span><span class="grow clip">${each.service}/${each.handler}</span><span class="muted nowrap">${duration(at - ms(each.since)).split(" ").slice(0, 2).join(" ")}</span></span>
         <span class="muted clip block">${each.name || each.key || shortId(each.invocation)}${each.due_at ? `, until ${atDay(each.due_at)}` : ""}</span></button></li>`)}
         ${cut && html`<li class="muted foot">More wait: the first ${LIMIT} are listed.</li>`}</ul>
-      <div class="card pane">${narrow && chosen && html`<button type="button" class="link" onClick=${() => setQuery({ of: "" })}>Back to the list</button>`}${chosen && html`<${Answer} key=${keyOf(chosen)} each=${chosen} />`}</div></div>`}
+      <div class="card pane">${narrow && chosen && html`<button type="button" class="link" onClick=${() => setQuery({ of: "" })}>Back to the list</button>`}${chosen && (chosen.kind === "approval" ? html`<${Approval} key=${keyOf(chosen)} id=${chosen.approval} done=${done} />` : html`<${Answer} key=${keyOf(chosen)} each=${chosen} />`)}</div></div>`}
   </div>`;
 }

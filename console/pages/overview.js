@@ -45,12 +45,13 @@ function EndpointsTile() {
 }
 
 function NeedsTile({ counts }) {
-  const waiting = useGet("/waiting", { kind: "in-doubt,awakeable,promise", limit: 500 }, { every: 15_000 }).data?.waiting || [];
+  const waiting = useGet("/waiting", { kind: "approval,in-doubt,awakeable,promise", limit: 500 }, { every: 15_000 }).data?.waiting || [];
   const doubt = waiting.filter((each) => each.kind === "in-doubt").length;
   const people = waiting.filter((each) => each.kind === "awakeable" || each.kind === "promise").length;
+  const approvals = waiting.filter((each) => each.kind === "approval").length;
   const paused = counts?.paused || 0;
-  const parts = [people && html`<strong>${people}</strong> ${people === 1 ? "answer" : "answers"}`, doubt && html`<strong>${doubt}</strong> in doubt`, paused && html`<strong>${number(paused)}</strong> paused`].filter(Boolean);
-  return html`<${Tile} title="Needs you" to="#/inbox" kind=${doubt || paused ? "worse" : people ? "" : "good"} icon=${doubt || paused ? "warning" : parts.length ? "inbox" : "check"}>
+  const parts = [approvals && html`<strong>${approvals}</strong> ${approvals === 1 ? "approval" : "approvals"}`, people && html`<strong>${people}</strong> ${people === 1 ? "answer" : "answers"}`, doubt && html`<strong>${doubt}</strong> in doubt`, paused && html`<strong>${number(paused)}</strong> paused`].filter(Boolean);
+  return html`<${Tile} title="Needs you" to="#/inbox" kind=${doubt || paused ? "worse" : people || approvals ? "" : "good"} icon=${doubt || paused ? "warning" : parts.length ? "inbox" : "check"}>
     ${parts.length ? parts.map((each, at) => html`${at ? " · " : ""}${each}`) : "Nothing waits for anybody"}</${Tile}>`;
 }
 

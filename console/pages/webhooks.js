@@ -6,7 +6,7 @@ import { Code, Empty, Failure, Loading, Notice, Time } from "../parts/basics.js"
 import { Dialog, attempt, confirm, toast } from "../parts/dialog.js";
 import { Icon } from "../parts/icons.js";
 
-const EVENTS = [["failed", "an invocation failed"], ["paused", "an invocation was paused and needs somebody"], ["in-doubt", "a step is in doubt and needs a decision"], ["completed", "an invocation completed, however"]];
+const EVENTS = [["failed", "an invocation failed"], ["paused", "an invocation was paused and needs somebody"], ["in-doubt", "a step is in doubt and needs a decision"], ["approval-requested", "somebody is asked for an approval"], ["approval-reminder", "an approval has waited for long"], ["completed", "an invocation completed, however"]];
 
 function Create({ close, done }) {
   const [url, setUrl] = useState("");

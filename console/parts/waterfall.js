@@ -7,9 +7,9 @@ import { Icon } from "./icons.js";
 const FOLD_SHARE = 0.18; // A gap that takes more of the axis than this is folded,
 const FOLDED = 0.05; // to this part of it.
 const FOLDS_MAX = 4;
-const WAITS = new Set(["sleep", "awakeable", "promise", "attach", "call"]);
+const WAITS = new Set(["sleep", "awakeable", "approval", "promise", "attach", "call"]);
 const STATE = new Set(["get", "set", "clear", "clear_all", "keys", "peek", "value"]);
-const LABELS = { call: "call", send: "send", sleep: "sleep", awakeable: "awakeable", promise: "promise", run: "run", attach: "attach", resolve: "resolve" };
+const LABELS = { call: "call", send: "send", sleep: "sleep", awakeable: "awakeable", approval: "approval", promise: "promise", run: "run", attach: "attach", resolve: "resolve" };
 const ROW_PX = 30;
 
 export const kindOf = (step) => (STATE.has(step.op) ? "state" : step.op === "run" ? "run" : step.op === "call" || step.op === "send" ? "call" : WAITS.has(step.op) ? "wait" : "other");
@@ -19,7 +19,7 @@ export function nameOf(step) {
   if (step.op === "input") return "input";
   if (step.op === "call" || step.op === "send") return `${argument.service}/${argument.handler}${argument.key ? ` ${argument.key}` : ""}`;
   if (STATE.has(step.op)) return [step.op, argument.name].filter(Boolean).join(" ");
-  return argument.name || step.key || step.op;
+  return argument.name || argument.title || step.key || step.op;
 }
 
 export const failed = (step) => Boolean(step.outcome && "failure" in step.outcome);

@@ -61,6 +61,15 @@ class Steps(Suspension):
             argument = self.steps[operation.index].argument
         return operation, argument[0] if argument else b""
 
+    def approval(self, operation: Operation[Any], argument: list[Any]) -> bytes:
+        """A step that people decide about. Returns the secret of its id, like that of an awakeable."""
+        secret = os.urandom(SECRET_BYTES)
+        self.open_step(operation, [*argument, secret])
+        if operation.index >= len(self.steps):
+            return secret
+        kept: bytes = self.steps[operation.index].argument[len(argument)]
+        return kept
+
     def open_step(self, operation: Operation[Any], argument: list[Any]) -> None:
         code, key = operation.code, operation.key
         index = self.find(key, code, argument)

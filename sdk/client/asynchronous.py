@@ -281,6 +281,23 @@ class Client:
         path = self._requests.awakeable(awakeable_id)
         await self._transport.ask(self._requests.complete(path, "reject", message, code=code))
 
+    async def decide_approval(
+        self,
+        approval_id: str,
+        choice: str,
+        *,
+        comment: str = "",
+        payload: Any = MISSING,
+        serde: Serde[Any] | None = None,
+    ) -> None:
+        """Decide about an approval, given the id that its handler handed out (`approval.id`).
+
+        `payload` replaces the one that was shown. Fails with 409 if it was decided otherwise before, or timed out.
+        """
+        await self._transport.ask(
+            self._requests.decide(approval_id, choice, comment=comment, payload=payload, serde=serde)
+        )
+
     async def resolve_promise(
         self, workflow: Any, key: str, name: str, value: Any = None, *, serde: Serde[Any] | None = None
     ) -> None:

@@ -14,7 +14,7 @@ from holdfast.sdk.client.errors import CallFailed, CallTimedOut, InvocationPause
 from holdfast.sdk.client.trust import is_distrust
 from holdfast.sdk.definition import AnyService, ServiceRef, Target, check_key, resolve_target
 from holdfast.sdk.errors import BadPayload
-from holdfast.sdk.ids import format_id, idempotent_id, parse_awakeable, parse_id, workflow_id
+from holdfast.sdk.ids import format_id, idempotent_id, parse_approval, parse_awakeable, parse_id, workflow_id
 from holdfast.sdk.policy import milliseconds
 from holdfast.sdk.serde import ANY, Serde, serde_for
 from holdfast.sdk.tags import with_tags
@@ -158,6 +158,18 @@ class Requests:
     def awakeable(self, awakeable_id: str) -> str:
         parse_awakeable(awakeable_id)
         return f"awakeables/{awakeable_id}"
+
+    def decide(
+        self, approval_id: str, choice: str, comment: str, payload: Any, serde: Serde[Any] | None
+    ) -> Request[None]:
+        parse_approval(approval_id)
+        given: dict[str, Any] = {"choice": choice, **({"comment": comment} if comment else {})}
+        if payload is not MISSING:
+            given["payload"] = json.loads((serde or ANY).dump(payload))
+        headers = {**self.headers, "Content-Type": "application/json"}
+        return Request(
+            "POST", f"/holdfast/approvals/{approval_id}", json.dumps(given).encode(), headers, read=lambda _: None
+        )
 
     def promise(self, workflow: Any, key: str, name: str) -> str:
         return f"workflow/{_segment(_name(workflow))}/{_segment(_checked(key))}/promises/{_segment(name)}"

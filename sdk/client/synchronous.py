@@ -277,6 +277,21 @@ class SyncClient:
         path = self._requests.awakeable(awakeable_id)
         self._transport.ask(self._requests.complete(path, "reject", message, code=code))
 
+    def decide_approval(
+        self,
+        approval_id: str,
+        choice: str,
+        *,
+        comment: str = "",
+        payload: Any = MISSING,
+        serde: Serde[Any] | None = None,
+    ) -> None:
+        """Decide about an approval, given the id that its handler handed out (`approval.id`).
+
+        `payload` replaces the one that was shown. Fails with 409 if it was decided otherwise before, or timed out.
+        """
+        self._transport.ask(self._requests.decide(approval_id, choice, comment=comment, payload=payload, serde=serde))
+
     def resolve_promise(
         self, workflow: Any, key: str, name: str, value: Any = None, *, serde: Serde[Any] | None = None
     ) -> None:

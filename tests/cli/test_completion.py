@@ -24,6 +24,7 @@ from tests.cluster.harness import PATIENCE_S
 BIN = str(Path(sys.executable).parent)
 #: Values that nothing can offer: names that are made up here, values, addresses, and what is outside of the cluster.
 FREE = {
+    "approvals decide choice",
     "address", "backup delete id_", "backup verify id_", "body", "cert client name", "cert node name", "cert show files",
     "cluster add node", "deployments register uri", "file", "key", "sql statement", "state get name", "step",
     "token create name", "url", "values",

@@ -13,13 +13,16 @@ import aiohttp
 from yarl import URL
 
 from holdfast.cluster.config import Config, HostPort
+from holdfast.cluster.errors import NotFound
 from holdfast.cluster.http.exchange import Exchange
 from holdfast.cluster.http.server import HttpServer
 from holdfast.cluster.ingress.ingress import Ingress
 from holdfast.cluster.registry.registry import Registry
+from holdfast.cluster.routing.approvals import Draft, Made, Sender
 from holdfast.cluster.routing.channel import Channel
 from holdfast.cluster.routing.reader import Summary
 from holdfast.sdk.ids import (
+    ApprovalId,
     InvocationId,
     Route,
     new_id,
@@ -27,6 +30,7 @@ from holdfast.sdk.ids import (
 from holdfast.statemachine import refs
 from holdfast.statemachine.commands import Command, Invoke, Ref
 from holdfast.statemachine.effects import Result
+from holdfast.statemachine.inbox import Approval
 from tests.cluster.rig import EVERY_KIND, PATIENCE_S, endpoint, registry
 
 NOW_MS = 1_000_000
@@ -83,6 +87,12 @@ class Partition:
     async def load(self, invocation: InvocationId, ref: Ref) -> bytes:
         return refs.restored(ref, self.large[ref.data])
 
+    async def find(self, id_: ApprovalId, /) -> Approval:
+        raise NotFound("there are no approvals here")
+
+    async def decide(self, found: Approval, draft: Draft, sender: Sender, /) -> Made:
+        raise NotFound("there are no approvals here")
+
     async def lookup(self, invocation: InvocationId) -> Summary | None:
         invoke = self.invoked.get(invocation)
         return Summary(self.outcomes[invocation], invoke.service, invoke.handler, None) if invoke is not None else None
@@ -137,6 +147,7 @@ async def rig(**settings: Any) -> AsyncIterator[Rig]:
         await known_services(),
         partition,
         partition,
+        approvals=partition,
         lookup=partition.lookup,
         load=partition.load,
         now_ms=lambda: NOW_MS,

@@ -23,7 +23,7 @@ from holdfast.cluster.http.exchange import Answer, Exchange, Request
 from holdfast.cluster.http.routes import PUBLIC
 from holdfast.cluster.ingress.ingress import Ingress
 from holdfast.cluster.ingress.routes import ROUTES as INGRESS_ROUTES
-from holdfast.sdk.ids import InvocationId, format_awakeable, format_id
+from holdfast.sdk.ids import InvocationId, format_approval, format_awakeable, format_id
 from holdfast.statemachine.access import ADMIN, INVOKE, ROLES, CreateToken, Tokens, permits
 from tests.cluster.test_tokens import one, place
 
@@ -33,6 +33,7 @@ NOTHING = {
     "attach": ID,
     "output": ID,
     "resolve_awakeable": format_awakeable(InvocationId(bytes(16)), 1),
+    "decide_approval": format_approval(InvocationId(bytes(16)), 1, bytes(8)),
     "reject_awakeable": format_awakeable(InvocationId(bytes(16)), 1, bytes(8)),
 }
 OWN = [

@@ -368,6 +368,34 @@ def test_before_level_2_the_secret_of_an_awakeable_waits_for_the_upgrade(frame: 
     assert record(frame).argument == frame.argument
 
 
+ASKS: list[Any] = ["Refund?", b"{}", ["approve", "reject"], "finance", 60_000, 0, True, b"8 bytes!"]
+
+
+def test_before_level_2_an_approval_waits_for_the_upgrade() -> None:
+    sender = Sender()
+    sender.level = 1
+
+    command: Any = translator().command(sender, step(Op.APPROVAL, ASKS))
+
+    assert type(command).__name__ == "FailAttempt" and not command.pause and command.failure[3] == "Upgrading"
+    assert record(step(Op.APPROVAL, ASKS)).argument == ASKS
+
+
+@pytest.mark.parametrize(
+    ("offset", "wrong"),
+    [
+        (0, ""), (0, "x" * 513), (0, 7), (1, "text"), (1, bytes(65_537)), (2, []), (2, "approve"), (2, ["a", "a"]),
+        (2, [""]), (2, ["x" * 65]), (2, [str(number) for number in range(17)]), (2, [7]), (3, ""), (3, "x" * 129),
+        (4, -1), (4, None), (5, -1), (5, 2**62), (6, 1), (7, b"7 bytes"), (7, None),
+    ],
+)  # fmt: skip
+def test_an_approval_beyond_its_bounds_is_an_error_of_the_endpoint(offset: int, wrong: Any) -> None:
+    with pytest.raises(ProtocolError):
+        record(step(Op.APPROVAL, [*ASKS[:offset], wrong, *ASKS[offset + 1 :]]))
+    with pytest.raises(ProtocolError):
+        record(step(Op.APPROVAL, ASKS[:-1]))
+
+
 @pytest.mark.parametrize("argument", [[b""], [b"7 bytes"], ["8 bytes!"], [b"8 bytes!", b""], [None]])
 def test_the_secret_of_an_awakeable_has_8_bytes(argument: list[Any]) -> None:
     with pytest.raises(ProtocolError):

@@ -179,6 +179,7 @@ def test_any_request_gets_an_answer(
             SERVICES,
             partition,
             partition,
+            approvals=partition,
             lookup=partition.lookup,
             load=partition.load,
             now_ms=lambda: NOW_MS,

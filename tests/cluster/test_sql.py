@@ -28,6 +28,7 @@ from tests import sql_page
 from tests.cluster.harness import PATIENCE_S, eventually
 from tests.cluster.load import Load
 from tests.cluster.serving import Serving, serving
+from tests.cluster.test_approvals import asks, name_of
 from tests.cluster.test_growing import growing
 from tests.cluster.test_lists import tagged
 from tests.cluster.test_tokens import one
@@ -82,6 +83,8 @@ async def busy(path: Path) -> AsyncIterator[tuple[Sql, dict[str, str]]]:
     """A node with something in every table, and the ids of its invocations."""
     async with sql_of(path) as sql:
         at = sql.at
+        at.endpoint.add("refunds/ask", asks)
+        await at.admin("POST", "/deployments", json={"uri": at.endpoint.uri, "force": True})
         ids = {
             "done": await tagged(at, "trips/book", "tenant=acme,order=17", b'{"to": "Lisbon"}'),
             "awakeable": await at.send("agent/wait"),
@@ -89,11 +92,12 @@ async def busy(path: Path) -> AsyncIterator[tuple[Sql, dict[str, str]]]:
             "doubt": await at.send("payments/pay"),
             "holder": await at.send("counter/k/wait"),
             "flow": await at.send("signup/ann/run"),
+            "approval": await at.send("refunds/ask", b"refund"),
         }
         assert (await at.call("counter/free/add"))[0] == 200
         wanted = {
             "done": "completed", "awakeable": "suspended", "failing": "backing-off", "doubt": "paused",
-            "holder": "suspended", "flow": "suspended",
+            "holder": "suspended", "flow": "suspended", "approval": "suspended",
         }  # fmt: skip
         for name, status in wanted.items():
             await at.reaches(ids[name], status)
@@ -155,6 +159,9 @@ async def test_a_row_says_what_the_admin_api_says(tmp_path: Path) -> None:
         assert await sql.rows("select service, key, name, outcome, waiting from promises") == [
             ["signup", "ann", "approved", None, 1]
         ]
+        assert await sql.rows("select id, title, assignee, choices, payload, service from approvals") == [
+            [name_of(ids["approval"]), "refund", "finance", '["approve", "reject"]', '{"eur":240}', "refunds"]
+        ]
         assert await sql.rows("select invocation, name, key from in_doubt") == [[ids["doubt"], "pay", None]]
         assert await sql.rows(f"select how, failure_message from attempts where invocation = '{ids['failing']}'") == [
             ["failed", "the database is down"]
@@ -186,12 +193,12 @@ async def test_joins_groups_windows_and_json_work(tmp_path: Path) -> None:
         counted = await sql.rows("select status, count(*) from invocations group by status")
         known = {row[0]: row[1] for row in await sql.rows("select status, sum(count) from statistics group by status")}
         assert dict(counted) == known == {
-            "completed": 2, "suspended": 3, "backing-off": 1, "paused": 1, "queued": 1,
+            "completed": 2, "suspended": 4, "backing-off": 1, "paused": 1, "queued": 1,
         }  # fmt: skip
         assert await sql.rows("select d.uri = e.uri from deployments d, deployments e") == [[1]]
         newest = await sql.rows("select id, row_number() over (order by created_ms desc) as n from invocations limit 1")
         assert newest == [[ids["queued"], 1]]
-        assert await sql.rows("select count(*) from invocations where created_ms > ago_ms('1h')") == [[8]]
+        assert await sql.rows("select count(*) from invocations where created_ms > ago_ms('1h')") == [[9]]
         assert await sql.rows("select count(*) from invocations where created_ms > now_ms()") == [[0]]
 
 

@@ -112,11 +112,11 @@ async def test_every_route_of_the_admin_api_asks_for_its_role(tmp_path: Path) ->
                 assert (found not in (401, 403)) if allowed else (found == 403), (route, role, found)
 
 
-async def test_the_role_approve_decides_steps_in_doubt_and_changes_nothing_else() -> None:
+async def test_the_role_approve_decides_approvals_and_steps_in_doubt_and_changes_nothing_else() -> None:
     opened = [(route.method, route.path) for route in ROUTES if route.role == APPROVE]
     closed = [route for route in ROUTES if route.acts and route.role != PUBLIC and not permits([APPROVE], route.role)]
 
-    assert opened == [("POST", "/invocations/{id}/steps/{step}/decide")]
+    assert opened == [("POST", "/approvals/{id}"), ("POST", "/invocations/{id}/steps/{step}/decide")]
     assert permits([OPERATE], APPROVE) and not permits([READ], APPROVE) and closed
 
 

@@ -19,14 +19,17 @@ from holdfast.cluster.addresses import read_addresses
 from holdfast.cluster.leading import courier, notices
 from holdfast.cluster.leading.courier import Courier, Line
 from holdfast.sdk.frames import Output
-from holdfast.sdk.ids import format_id, partition_of
+from holdfast.sdk.ids import format_approval, format_id, partition_of
+from holdfast.sdk.journal import Op
 from holdfast.statemachine import queries
 from holdfast.statemachine.effects import Status
 from holdfast.statemachine.webhooks import (
+    ASKED,
     COMPLETED,
     FAILED,
     IN_DOUBT,
     PAUSED,
+    REMINDED,
     CreateWebhook,
     DeleteWebhook,
     HookId,
@@ -39,6 +42,7 @@ from tests.ports import free_ports
 
 A, B = HookId(b"hook a.."), HookId(b"hook b..")
 ALL = FAILED | PAUSED | COMPLETED | IN_DOUBT
+ASKS = ASKED | REMINDED
 SECRET = "whsec_of_the_tests"
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -496,3 +500,25 @@ async def test_pauses_grow_and_respect_retry_after(tmp_path: Path, monkeypatch: 
     assert line.next_try_ms == 1_060_000
     line.note(courier.Sent(429, "slow down", 86_400.0))
     assert line.next_try_ms == 1_300_000, "an event waits for no longer than the longest pause"
+
+
+async def test_an_approval_is_told_when_it_is_requested_and_again_when_it_has_waited(tmp_path: Path) -> None:
+    async def asks(handled: Handled) -> None:
+        if handled.length == 1:
+            argument = ["Refund order 17?", b"{}", ["approve", "reject"], "finance", 3_600_000, 50, True, b"8 bytes!"]
+            handled.wait_for(handled.step(Op.APPROVAL, "approval", argument))
+
+    async with world(tmp_path) as it, receiving() as receiver:
+        await it.register({"refunds/ask": asks})
+        await create(it, receiver.url, ASKS)
+        id_ = await it.send("refunds/ask")
+        await eventually(lambda: len(receiver.taken) == 2, "both events")
+
+        requested, reminder = receiver.taken
+        assert [requested["event"], reminder["event"]] == ["approval-requested", "approval-reminder"]
+        approval = requested["approval"]
+        assert approval == reminder["approval"] and requested["invocation"]["id"] == format_id(id_)
+        assert approval["id"] == format_approval(id_, 1), "without the secret"
+        assert (approval["title"], approval["assignee"]) == ("Refund order 17?", "finance")
+        assert approval["choices"] == ["approve", "reject"] and approval["due_at"].endswith("Z")
+        assert b"8 bytes!".hex() not in str(receiver.requests)

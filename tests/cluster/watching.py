@@ -64,8 +64,10 @@ class Watcher:
 
 
 @asynccontextmanager
-async def watching(url: str, after: str | None = None, **parameters: str) -> AsyncIterator[Watcher]:
+async def watching(url: str, after: str | None = None, *, token: str = "", **parameters: str) -> AsyncIterator[Watcher]:
     headers = {} if after is None else {"Last-Event-ID": after}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
     timeout = aiohttp.ClientTimeout(total=None)
     async with (
         aiohttp.ClientSession(timeout=timeout) as http,

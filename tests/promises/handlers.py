@@ -186,6 +186,29 @@ async def approval(ctx: WorkflowContext, seconds: float) -> str:
             return "late"
 
 
+refunds = Service("refunds")
+
+
+@refunds.handler
+async def refund(ctx: Context, given: dict[str, Any]) -> str:
+    """Asks people, but not for longer than this. Then the code goes on without them, until its gate opens."""
+    mark = given["mark"]
+    decision = await ctx.race(
+        ctx.approval(f"Refund {mark}?", {"eur": 240}, assignee="finance"), ctx.sleep(given["seconds"])
+    )
+    if decision is None:
+        return await ctx.run("late", gated, "late", given["gate"], mark)
+    await ctx.run("refund", lambda: effect("refund", mark=mark, eur=decision.payload["eur"]))
+    return f"{decision.choice} by {decision.by}"
+
+
+@refunds.handler
+async def expires(ctx: Context, given: dict[str, Any]) -> list[Any]:
+    begun = ctx.now()
+    decision = await ctx.approval(f"Refund {given['mark']}?", timeout=given["seconds"])
+    return [decision.choice, decision.approved, decision.timed_out, (decision.decided_at - begun).total_seconds()]
+
+
 versions = VirtualObject("versions")
 
 
@@ -239,7 +262,7 @@ async def take_time(ctx: Context, given: dict[str, Any]) -> str:
     return await ctx.run("slow", slow)
 
 
-SERVICES = [three, failing, counter, waiting, versions, neighbours]
+SERVICES = [three, failing, counter, waiting, refunds, versions, neighbours]
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

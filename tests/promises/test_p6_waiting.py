@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
+from typing import Any
 
 from holdfast.sdk import SendHandle
 from tests.promises.handlers import approval, waiting
@@ -48,7 +50,7 @@ async def test_a_waiting_invocation_holds_nothing_in_the_handler_process(here: W
         assert await client.attach_workflow(waiting, "P6 w7", str) == "approved by Ada"
 
 
-async def until_suspended(here: World, sent: list[SendHandle[str]]) -> None:
+async def until_suspended(here: World, sent: Sequence[SendHandle[Any]]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         for each in sent:
             while (await here.record(each))["status"] != "suspended":

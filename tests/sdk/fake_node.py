@@ -53,10 +53,12 @@ from holdfast.sdk.journal import (
     DIGESTED,
     NOTHING,
     OP_NAMES,
+    Decided,
     Failure,
     Op,
     Step,
     digest,
+    pack_decided,
     pack_outcome,
     pack_step,
     some,
@@ -230,7 +232,7 @@ class FakeNode:
             return
         noticed = False
         for index, step in enumerate(invocation.steps):
-            waits = step.op in (Op.SLEEP, Op.CALL, Op.PROMISE, Op.AWAKEABLE, Op.ATTACH)
+            waits = step.op in (Op.SLEEP, Op.CALL, Op.PROMISE, Op.AWAKEABLE, Op.ATTACH, Op.APPROVAL)
             retrying = step.op == Op.RUN and len(step.argument) == 4
             if step.outcome is None and not step.abandoned and (waits or retrying):
                 noticed = True
@@ -390,7 +392,7 @@ class FakeNode:
             if frame.op == Op.RUN:
                 self._notices(invocation, given)
             return
-        if invocation.cancelled and frame.op in (Op.SLEEP, Op.CALL, Op.PROMISE, Op.AWAKEABLE, Op.ATTACH):
+        if invocation.cancelled and frame.op in (Op.SLEEP, Op.CALL, Op.PROMISE, Op.AWAKEABLE, Op.ATTACH, Op.APPROVAL):
             invocation.cancelled = False
             self.complete(invocation, index, pack_outcome(CANCELLED))
             return
@@ -431,6 +433,9 @@ class FakeNode:
                 self.complete(invocation, index, [0, some(outcome[1])] if found and found[0] == 0 else outcome)
             case Op.RESOLVE:
                 self.complete(invocation, index, self.resolve_promise(*where, argument[0], argument[1]))
+            case Op.APPROVAL:
+                if argument[4]:
+                    self._later(argument[4], lambda: self.decide(invocation, index, Decided(None, at_ms=self.now_ms())))
             case Op.RESOLVE_AWAKEABLE:
                 other = self.invocations.get(argument[0][:ID_BYTES])
                 if other is None:
@@ -444,6 +449,10 @@ class FakeNode:
                 task.add_done_callback(self._tasks.discard)
             case Op.CANCEL:
                 self.cancel(self.invocations[argument[0]])
+
+    def decide(self, invocation: Invocation, index: int, decided: Decided) -> None:
+        """Somebody decides about an approval, or its deadline has passed."""
+        self.complete(invocation, index, [0, pack_decided(decided)])
 
     async def _attach(self, other: Invocation, invocation: Invocation, index: int) -> None:
         await other.done.wait()

@@ -153,12 +153,20 @@ def test_paths_are_encoded_and_delays_are_sent(kind: type) -> None:
         async with ingress.running() as url:
             sent = await ask(kind, url, "send", "things/put", 5, key="a/b ä%?#", delay=1.5)
             await ask(kind, url, "resolve_awakeable", "awk_" + "0" * 40, {"ok": True})
+            await ask(kind, url, "decide_approval", "apr_" + "0" * 56, "approve", comment="fine", payload={"eur": 1})
+            await ask(kind, url, "decide_approval", "apr_" + "0" * 56, "reject")
             await ask(kind, url, "reject_promise", "flow", "k/1", "name", "no", code=409)
 
         assert not sent.previously
         assert [(method, path, body) for method, path, _, body in ingress.seen] == [
             ("POST", "/things/a%2Fb%20%C3%A4%25%3F%23/put/send?delay=1500ms", b"5"),
             ("POST", f"/holdfast/awakeables/awk_{'0' * 40}/resolve", b'{"ok":true}'),
+            (
+                "POST",
+                f"/holdfast/approvals/apr_{'0' * 56}",
+                b'{"choice": "approve", "comment": "fine", "payload": {"eur": 1}}',
+            ),
+            ("POST", f"/holdfast/approvals/apr_{'0' * 56}", b'{"choice": "reject"}'),
             ("POST", "/holdfast/workflow/flow/k%2F1/promises/name/reject", b'{"message": "no", "code": 409}'),
         ]
 

@@ -5,6 +5,8 @@ import json
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from holdfast.sdk import (
     Context,
     Service,
@@ -160,5 +162,28 @@ def test_a_bug_in_a_branch_is_not_an_outcome_of_settle() -> None:
         node = FakeNode()
         node.connect([service])
         assert json.loads(await node.call("many", "handler")) == ["fixed"]
+
+    asyncio.run(main())
+
+
+def test_a_sleep_that_loses_a_race_in_replay_is_not_reported_as_never_awaited(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    service = Service("racers")
+
+    @service.handler
+    async def race(ctx: Context) -> str:
+        return str(await ctx.race(ctx.awakeable(str).future, ctx.sleep(days=300)))
+
+    async def main() -> None:
+        node = FakeNode()
+        node.connect([service])
+        invocation = node.invoke("racers", "race")
+        async with asyncio.timeout(30):
+            await invocation.suspended.wait()
+        node.complete(invocation, 1, [0, b'"first"'])
+
+        assert await node.result(invocation) == b'"first"' and invocation.epoch == 2
+        assert "never awaited" not in caplog.text
 
     asyncio.run(main())

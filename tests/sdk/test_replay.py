@@ -77,6 +77,16 @@ CHANGES: dict[str, tuple[Do, Do, list[str]]] = {
         lambda ctx: ctx.resolve_awakeable(format_awakeable(InvocationId(b"\xff" * 16), 1, b"\xffanother"), 1),
         ["The invocation differs", f"inv_{'ff' * 16}"],
     ),
+    "title of an approval": (
+        lambda ctx: ctx.approval("Refund 17?") and None,
+        lambda ctx: ctx.approval("Refund 18?") and None,
+        ["The title differs", "'Refund 17?'", "'Refund 18?'"],
+    ),
+    "payload of an approval": (
+        lambda ctx: ctx.approval("Refund?", {"eur": 1}, key="k") and None,
+        lambda ctx: ctx.approval("Refund?", {"eur": 2}, key="k") and None,
+        ["The payload differs", '{"eur":1}', '{"eur":2}'],
+    ),
     "name of a run with a key of its own": (
         lambda ctx: ctx.run("charge", lambda: None, key="k"),
         lambda ctx: ctx.run("refund", lambda: None, key="k"),

@@ -46,6 +46,8 @@ async def book(ctx: Context, trip: Trip) -> Receipt:
     reveal_type(await ctx.gather(ctx.call(ping), ctx.call(add, 5, key="a")))
     reveal_type(await ctx.timeout(ctx.call(book, trip), 5))
     reveal_type(ctx.awakeable(bool).future)
+    reveal_type(await ctx.approval("Book?", trip))
+    reveal_type(await ctx.race(ctx.approval("Book?"), ctx.sleep(days=2)))
     async with asyncio.TaskGroup() as group:
         task = group.create_task(ctx.call(book, trip))
     reveal_type(task.result())
@@ -86,7 +88,8 @@ async def client_code(client: Client, sync: SyncClient) -> None:
 
 REVEALED = [
     "Receipt", "str", "tuple[str, None]", "Receipt", "str", "int", "Any", "Receipt", "str", "tuple[str, int]", "Receipt",
-    "Operation[bool]", "Receipt", "int | None", "str", "str", "bool", "Receipt", "int", "bool", "float", "float", "str",
+    "Operation[bool]", "Decision[Trip]", "Decision[None] | None", "Receipt", "int | None", "str", "str", "bool", "Receipt",
+    "int", "bool", "float", "float", "str",
 ]  # fmt: skip
 
 BAD = [
@@ -132,7 +135,10 @@ def test_types_are_inferred_from_handlers_and_mistakes_are_found(tmp_path: Path)
 
     notes = [line.partition('Revealed type is "')[2].rstrip('"') for line in found if "Revealed type" in line]
     shown = [
-        note.replace("snippet.", "").replace("builtins.", "").replace("holdfast.sdk.attempt.operation.", "")
+        note.replace("snippet.", "")
+        .replace("builtins.", "")
+        .replace("holdfast.sdk.attempt.operation.", "")
+        .replace("holdfast.sdk.approvals.", "")
         for note in notes
     ]
     assert shown == REVEALED

@@ -18,6 +18,7 @@ from holdfast.sdk.journal import (
     Op,
     Step,
     pack_outcome,
+    unpack_decided,
     unpack_step,
     unsome,
 )
@@ -54,6 +55,9 @@ class World(Protocol):
 
     def promise_awakeable(self, ident: InvocationId, index: int, value: int, secret: bytes) -> None:
         """Report the awakeable to the outside, which may complete it from now on."""
+
+    def ask_people(self, ident: InvocationId, index: int, value: int, secret: bytes) -> None:
+        """Report an approval to the outside, where people may decide this value from now on."""
 
 
 @dataclass
@@ -138,6 +142,10 @@ class Attempt:
                 yield Request(key, Op.SLEEP, [ms], "abandon")
             case ["awake", value]:
                 return int((yield Request(key, Op.AWAKEABLE, [], value=value)))
+            case ["approve", value]:
+                asked = [f"{value}?", b"", [str(value), "never chosen"], None, 0, 300, False]
+                payload = yield Request(key, Op.APPROVAL, asked, value=value)
+                return int(unpack_decided(payload).choice or "0")
             case [name] if name == NEVER:
                 yield Request(key, Op.AWAKEABLE, [])
             case ["call", child_key, mode, body]:
@@ -249,6 +257,8 @@ class Attempt:
             self.replay_run(index, request, step)
         elif request.op == Op.AWAKEABLE and request.value is not None:
             self.world.promise_awakeable(self.id, index, request.value, step.argument[0] if step.argument else b"")
+        elif request.op == Op.APPROVAL:
+            self.world.ask_people(self.id, index, request.value, step.argument[len(request.argument)])
         return None
 
     def replay_run(self, index: int, request: Request, step: Step) -> None:
@@ -275,6 +285,8 @@ class Attempt:
         argument = request.argument
         if request.op == Op.AWAKEABLE and self.secrets:
             argument = [derive(SECRET_BYTES, b"secret", self.id, request.key.encode())]
+        elif request.op == Op.APPROVAL:
+            argument = [*argument, derive(SECRET_BYTES, b"secret", self.id, request.key.encode())]
         self.say(RecordStep(self.id, self.epoch, index, request.op, request.key, argument, None, DP_1, row))
         if request.kind == "abandon":
             self.say(AbandonStep(self.id, self.epoch, index))
@@ -282,6 +294,10 @@ class Attempt:
         if request.op in (Op.SET, Op.SEND):
             return [0, b""]
         self.blocked[index] = (task, request)
+        if request.op == Op.APPROVAL:
+            self.when_acknowledged(
+                index + 1, lambda: self.world.ask_people(self.id, index, request.value, argument[-1])
+            )
         if request.op == Op.AWAKEABLE and request.value is not None:
             secret = argument[0] if argument else b""
             self.when_acknowledged(

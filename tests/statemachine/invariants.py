@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.sdk.ids import InvocationId, ObjectId
 from holdfast.sdk.journal import Op
-from holdfast.statemachine import blobs, failing, history, queries, refs, tables, tags, timers, values
+from holdfast.statemachine import blobs, failing, history, inbox, queries, refs, tables, tags, timers, values
 from holdfast.statemachine.commands import Mode, Ref, decode_command
 from holdfast.statemachine.effects import STATUS_NAMES, Status
 from holdfast.statemachine.records import (
@@ -57,6 +57,7 @@ class Check:
         self.timers()
         self.keys()
         self.promises()
+        self.approvals()
         self.retention()
         self.counters()
         self.blobs()
@@ -75,7 +76,7 @@ class Check:
         op, _, _, _, done, outcome, abandoned = self.steps[ident, index][:7]
         if done or abandoned:
             return False
-        assert outcome is None and op in (Op.RUN, Op.SLEEP, Op.CALL, Op.PROMISE, Op.AWAKEABLE, Op.ATTACH)
+        assert outcome is None and op in (Op.RUN, Op.SLEEP, Op.CALL, Op.PROMISE, Op.AWAKEABLE, Op.ATTACH, Op.APPROVAL)
         return True
 
     def index(self) -> None:
@@ -148,6 +149,11 @@ class Check:
                 wanted.append(timers.of_step(step[2][1], ident, index))
             elif step[0] == Op.RUN and len(step[2]) > 2 and step[2][2]:
                 wanted.append(timers.of_step(step[2][2], ident, index))
+            elif step[0] == Op.APPROVAL:
+                found = inbox.approval(self.txn, ident, index)
+                assert found is not None
+                dues = {found.due_ms, found.remind_ms if not found.reminded_ms else 0} - {0}
+                wanted += [timers.of_step(due_ms, ident, index) for due_ms in dues]
         assert sorted(map(timers.pack_key, listed)) == sorted(map(timers.pack_key, wanted))
 
     def holds(self, record: Invocation) -> bool:
@@ -189,6 +195,23 @@ class Check:
             for which, step in self.steps.items()
             if step[0] == Op.PROMISE and which[0] in self.active and self.is_pending(*which)
         ]
+        assert sorted(listed) == sorted(wanted)
+
+    def approvals(self) -> None:
+        """The inbox has the approvals that wait, and every other one has an outcome that can be read."""
+        rank: bytes | None = b""
+        listed = []
+        while rank is not None:
+            rows, rank = inbox.approvals(self.txn, inbox.Wanted(), rank, 100)
+            listed += [(row.invocation, row.step) for _, row in rows]
+        assert len(listed) == len(self.rows(tables.APPROVAL))
+        wanted = []
+        for which, step in self.steps.items():
+            if step[0] == Op.APPROVAL:
+                found = inbox.approval(self.txn, *which)
+                assert found is not None
+                if found.status == inbox.WAITING:
+                    wanted.append(which)
         assert sorted(listed) == sorted(wanted)
 
     def retention(self) -> None:
@@ -260,7 +283,7 @@ class Check:
         assert not found or queries.meta(self.txn).hooks
         for hook in found:
             for notice in queries.notices(self.txn, hook.id, 10_000):
-                assert 0 < notice.sequence <= queries.meta(self.txn).notices and notice.event in (1, 2, 4, 8)
+                assert 0 < notice.sequence <= queries.meta(self.txn).notices and notice.event in (1, 2, 4, 8, 16, 32)
 
     @staticmethod
     def count(counted: Counter[bytes], ref: Ref | None) -> None:

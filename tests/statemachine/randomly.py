@@ -18,6 +18,7 @@ from holdfast.statemachine.commands import (
     Complete,
     CompletePromise,
     CompleteStep,
+    Decide,
     DecideStep,
     Deliver,
     FailAttempt,
@@ -192,6 +193,18 @@ def _argument(random: Random, op: int) -> list[Any]:
             return [_ident(random) + random.choice(SECRETS), _number(random, 5), _outcome(random)]
         case Op.AWAKEABLE if random.random() < 0.5:
             return [random.choice(SECRETS)]
+        case Op.APPROVAL:
+            who, due, remind = random.choice([None, "ann"]), _number(random, 4000), _number(random, 4000)
+            return [
+                name,
+                b"{}",
+                ["yes", "no"][: random.randrange(3)],
+                who,
+                due,
+                remind,
+                random.random() < 0.5,
+                SECRETS[1],
+            ]
         case Op.ATTACH | Op.CANCEL:
             return [_ident(random)]
         case Op.CLEAR_ALL | Op.KEYS | Op.AWAKEABLE:
@@ -241,7 +254,7 @@ def _attempt(random: Random) -> Command:
 def _other(random: Random) -> Command:
     which = _ident(random)
     service, key, _ = _service(random)
-    match random.randrange(14):
+    match random.randrange(15):
         case 0:
             return Announce(random.randrange(9), "n1")
         case 1:
@@ -269,6 +282,10 @@ def _other(random: Random) -> Command:
             return SetState(service, key or "", values, random.random() < 0.5, expect)
         case 11:
             return AttachTo(which, _ident(random), random.randrange(5))
+        case 13:
+            payload = random.choice([None, b"{}"])
+            choice, by = random.choice(["yes", "no", "?"]), random.choice(["ann", "bob"])
+            return Decide(which, _number(random, 5), random.choice(SECRETS), choice, by, by, payload=payload)
         case 12:
             messages = [encode_command(_invoke(random)), encode_command(Cancel(which))]
             return Deliver(PartitionNumber(random.randrange(2)), _number(random, 4), messages)
@@ -316,7 +333,7 @@ def _hooks(random: Random) -> Command:
         sequences = [_number(random, 9) for _ in range(random.randrange(3))]
         return ForgetNotices(random.choice([*HOOKS, HookId(b"unknown.")]), sequences, random.random() < 0.3)
     rows: list[list[Any]] = [
-        [id_, random.randrange(16), random.choice([[], ["objects"], ["flows", "objects"]])]
+        [id_, random.randrange(64), random.choice([[], ["objects"], ["flows", "objects"]])]
         for id_ in random.sample([*HOOKS, b"short"], random.randrange(4))
     ]
     return SetHooks(_number(random, 300), rows)

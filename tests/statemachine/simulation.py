@@ -28,6 +28,7 @@ from holdfast.statemachine.commands import (
     Command,
     CompletePromise,
     CompleteStep,
+    Decide,
     DecideStep,
     Deliver,
     FailAttempt,
@@ -71,7 +72,7 @@ from holdfast.statemachine.webhooks import COMPLETED, FAILED, HookId
 from tests.statemachine import invariants
 from tests.statemachine.attempt import RETENTION_MS, Attempt
 from tests.statemachine.found import value_of
-from tests.statemachine.programs import Root, generate
+from tests.statemachine.programs import Root, ask_people, generate
 from tests.statemachine.rig import T0
 
 PARTITIONS = 3
@@ -95,7 +96,9 @@ class Partition:
 
 
 class Simulation:
-    def __init__(self, seed: int, *, large: float = 0.2, sliced: bool = True, hooks: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, large: float = 0.2, sliced: bool = True, hooks: bool = False, people: bool = False
+    ) -> None:
         self.random = Random(seed)
         self.large = large  # The probability that a value counts as large.
         #: The slices in which new leaders derive pending effects from state. None: all of them at once.
@@ -108,6 +111,12 @@ class Simulation:
         self.count = 0
         self.partitions = [Partition(number) for number in range(PARTITIONS)]
         self.roots, self.model = generate(self.random)
+        #: How often a decision was taken, and how often it came too late or had no right to be made.
+        self.taken: Counter[tuple[InvocationId, int]] = Counter()
+        self.refused = 0
+        if people:  # They decide where otherwise a client completes an awakeable.
+            for root in self.roots:
+                ask_people(root.body)
         self.idents: dict[int, InvocationId] = {}
         self.outcomes: dict[InvocationId, list[Any]] = {}
         self.carried_out: Counter[tuple[InvocationId, str]] = Counter()
@@ -181,6 +190,23 @@ class Simulation:
         partition = self.partitions[partition_of(ident, PARTITIONS)]
         command = CompleteStep(ident, index, [0, str(value).encode()], secret=secret)
         self.after(self.random.randrange(300), lambda: self.request(partition, command))
+
+    def ask_people(self, ident: InvocationId, index: int, value: int, secret: bytes) -> None:
+        """Several decide at about the same time, and somebody who does not know the secret tries to."""
+        partition = self.partitions[partition_of(ident, PARTITIONS)]
+
+        def count(result: Result) -> bool:
+            self.taken[ident, index] += result.code == Code.DONE
+            self.refused += result.code in (Code.NOT_FOUND, Code.CONFLICT)
+            return True
+
+        for by, known, choice in (
+            ("ann", secret, str(value)),
+            ("bob", secret, str(value)),
+            ("eve", bytes(8), "never chosen"),
+        ):
+            command = Decide(ident, index, secret=known, choice=choice, by=by, by_id=by)
+            self.after(self.random.randrange(600), partial(self.request, partition, command, until=count))
 
     # -- leaders ---------------------------------------------------------------------------------------------------------
 

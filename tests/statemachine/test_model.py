@@ -94,6 +94,19 @@ def test_a_webhook_is_told_at_least_once_how_each_invocation_ended(block: int) -
     assert repeated
 
 
+@pytest.mark.parametrize("block", range(4))
+def test_each_approval_is_decided_once_whoever_decides_and_whatever_fails(block: int) -> None:
+    decided = refused = 0
+    for seed in range(block * 15, block * 15 + 15):
+        simulation = Simulation(seed, people=True)
+        simulation.run()
+        check(simulation)
+        assert all(count <= 1 for count in simulation.taken.values())
+        decided += len(simulation.taken)
+        refused += simulation.refused
+    assert decided and refused
+
+
 @pytest.mark.parametrize("seed", REGRESSIONS)
 def test_a_seed_that_found_a_defect_passes(seed: int) -> None:
     simulation = Simulation(seed, large=0.0, sliced=False)  # As it was then, so that the same numbers are drawn.

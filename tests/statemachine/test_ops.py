@@ -22,7 +22,7 @@ def test_every_operation_has_one_signature_and_one_row() -> None:
 
 def test_the_protocol_page_lists_the_operations_with_their_numbers_and_arguments() -> None:
     page = (ROOT / "docs/protocol.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| (\d+) \| ([A-Z_]+) \| `\[(.*?)\]`[^|]*\|[^|]*\| ([^|]*) \|$", page, re.MULTILINE)
+    listed = re.findall(r"^\| (\d+)²? \| ([A-Z_]+) \| `\[(.*?)\]`[^|]*\|[^|]*\| ([^|]*) \|$", page, re.MULTILINE)
 
     assert [(int(number), name) for number, name, _, _ in listed] == [(op.value, op.name) for op in Op]
     for number, name, argument, by in listed:
@@ -44,7 +44,9 @@ def test_a_row_does_not_contradict_itself(row: Row) -> None:
 
 
 def test_a_cancellation_completes_the_operations_that_wait_for_the_outside() -> None:
-    assert those(lambda row: row.cancellable) == {Op.SLEEP, Op.CALL, Op.PROMISE, Op.AWAKEABLE, Op.ATTACH}
+    assert those(lambda row: row.cancellable) == {
+        Op.SLEEP, Op.CALL, Op.PROMISE, Op.AWAKEABLE, Op.ATTACH, Op.APPROVAL
+    }  # fmt: skip
     assert {*AWAITED} - those(lambda row: row.cancellable) == {Op.GET, Op.KEYS, Op.PEEK, Op.RESOLVE}
 
 
@@ -96,6 +98,22 @@ def test_a_step_carries_its_outcome_if_the_endpoint_made_it() -> None:
         (Op.RESOLVE_AWAKEABLE, [ID, 4, b"d" * 16], {"invocation": "inv_" + ID.hex(), "step": 4}),
         (Op.ATTACH, [ID], {"invocation": "inv_" + ID.hex()}),
         (Op.VALUE, ["now"], {"name": "now"}),
+        (
+            Op.APPROVAL,
+            ["Refund?", b'{"eur":240}', ["yes", "no"], None, 0, 0, True, b"8 bytes!", 5, 0, 0],
+            {
+                "title": "Refund?",
+                "payload": {"eur": 240},
+                "choices": ["yes", "no"],
+                "assignee": None,
+                "timeout_ms": 0,
+                "remind_after_ms": 0,
+                "editable": True,
+                "since": "1970-01-01T00:00:00.005Z",
+                "due_at": None,
+                "remind_at": None,
+            },
+        ),
         (99, ["of a later release"], {}),
     ],
 )

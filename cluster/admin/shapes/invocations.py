@@ -179,6 +179,7 @@ class Wait(TypedDict):
     since: Time | None
     due_at: Annotated[Time | None, "when a timer ends the wait"]
     awakeable: NotRequired[Annotated[str, "the id that completes it; for tokens that may invoke all services"]]
+    approval: NotRequired[Annotated[str, "the name of the approval"]]
 
 
 class WaitPage(TypedDict):
@@ -255,9 +256,15 @@ class ServiceCounts(ServiceFigures):
     by_status: Annotated[dict[str, int], "how many invocations there are now, by status"]
 
 
+class WaitingApprovals(TypedDict):
+    waiting: Annotated[int, "how many; up to 2,000 of each partition are counted"]
+    oldest_since: Annotated[Time | None, "null: none waits"]
+
+
 class Statistics(TypedDict):
     services: Annotated[dict[str, ServiceCounts], "by name"]
     totals: ServiceCounts
+    approvals: WaitingApprovals
     at: Time | None
 
 

@@ -27,7 +27,7 @@ from holdfast.statemachine.effects import Result, Status
 from tests.sim.cluster.handlers import URI
 from tests.sim.cluster.loop import SimLoop
 from tests.statemachine.found import value_of
-from tests.statemachine.programs import Root, generate
+from tests.statemachine.programs import Root, ask_people, generate
 
 if TYPE_CHECKING:
     from tests.sim.cluster.oracle import Reference
@@ -141,6 +141,9 @@ class Clients:
     def __init__(self, world: World) -> None:
         self.world = world
         self.roots, self.model = generate(world.rng, world.profile.programs)
+        if world.profile.people:
+            for root in self.roots:
+                ask_people(root.body)
         self.outcomes = {root.number: self.model.outcome_of(root) for root in self.roots}
         self.idents = {root.number: self._ident(root) for root in self.roots}
         self.asking: list[Asking] = []
@@ -149,6 +152,7 @@ class Clients:
         self._paused_since: dict[InvocationId, float] = {}
         self._deciding: dict[InvocationId, Asking] = {}
         world.handlers.resolve = self.resolve
+        world.handlers.decide = self.decide
 
     def open(self) -> None:
         self.register(URI, then=self.begin)
@@ -288,6 +292,11 @@ class Clients:
 
     def resolve(self, awakeable: str, value: int) -> None:
         self.post(f"/holdfast/awakeables/{awakeable}/resolve", str(value).encode(), delay=0.0)
+
+    def decide(self, approval: str, value: int, comment: str) -> None:
+        """Several may decide, on several nodes: the first one counts."""
+        body = json.dumps({"choice": str(value), "comment": comment}).encode()
+        self.post(f"/holdfast/approvals/{approval}", body, delay=0.0)
 
     def end(self, root: Root, delay: float) -> None:
         ident = self.idents[root.number]

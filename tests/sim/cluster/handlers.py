@@ -12,6 +12,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,7 +43,7 @@ from holdfast.sdk.frames import (
     decode_batch,
     encode_batch,
 )
-from holdfast.sdk.ids import InvocationId, format_awakeable
+from holdfast.sdk.ids import InvocationId, format_approval, format_awakeable
 from holdfast.sdk.journal import Op
 from holdfast.statemachine.commands import (
     AbandonStep,
@@ -258,6 +259,8 @@ class Handlers:
         #: The values that awakeables will be given, and their secrets.
         self.promised: dict[tuple[InvocationId, int], tuple[int, bytes]] = {}
         self.resolve: Callable[[str, int], None] = lambda *_: None  # The client who resolves an awakeable.
+        self.decide: Callable[[str, int, str], None] = lambda *_: None  # Somebody who decides about an approval.
+        self.asked: set[tuple[InvocationId, int]] = set()
 
     @property
     def now_ms(self) -> int:
@@ -366,6 +369,15 @@ class Handlers:
         if (ident, index) not in self.promised:
             self.promised[ident, index] = value, secret
             self.resolve_later(ident, index)
+
+    def ask_people(self, ident: InvocationId, index: int, value: int, secret: bytes) -> None:
+        if (ident, index) in self.asked:
+            return
+        self.asked.add((ident, index))
+        self.world.counts["approvals"] += 1
+        text = format_approval(ident, index, secret)
+        for comment in ("first", "second"):
+            self.world.after(self.world.rng.uniform(0.0, 0.5), partial(self.decide, text, value, comment))
 
     def resolve_later(self, ident: InvocationId, index: int) -> None:
         """Unless the cluster is lost by then: in the one that is made from its backup, the step may be another."""

@@ -35,4 +35,5 @@ class Profile:
     store: bool = False  # Whether there is a shared store.
     stored: bool = False  # Whether large values are stored there; unreferenced ones are then deleted quickly.
     deaf: bool = False  # Followers do not report outcomes: watches must do it.
+    people: bool = False  # People decide where otherwise clients complete awakeables.
     backups: bool = False  # Whether it is backed up, lost completely, and restored from a backup.

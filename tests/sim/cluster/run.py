@@ -50,6 +50,7 @@ PROFILES: Final = {
         Profile(
             "stored", heat=1.5, faulty_s=9.0, large=4, store=True, stored=True, wipes=4, snapshot_entries=20, log_tail=5
         ),
+        Profile("people", heat=1.5, people=True),
     )
 }
 BEGINS_S: Final = 20.0  # By then a cluster has formed, without faults.
