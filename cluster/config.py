@@ -339,7 +339,10 @@ def read_name(value: Any) -> str:
 def read_path(value: Any) -> Path:
     if not isinstance(value, str) or not value or "\0" in value:
         raise ValueError("a path expected")
-    return Path(value).expanduser()
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise ValueError("the user whose home directory it names does not exist: write the path out") from None
 
 
 def read_host_port(value: Any) -> HostPort:

@@ -116,6 +116,11 @@ def test_a_short_secret_is_refused(tmp_path: Path) -> None:
         build({"secret_file": str(tmp_path / "secret")})
 
 
+def test_the_home_of_a_user_who_does_not_exist_is_refused() -> None:
+    with pytest.raises(BadConfig, match="data: .*home directory.* does not exist"):
+        build({"data": "~nobody-has-this-name/data"})
+
+
 def test_one_list_of_peers_may_serve_for_all_nodes(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("0123456789abcdef")
 
