@@ -117,7 +117,7 @@ def test_a_short_secret_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_home_of_a_user_who_does_not_exist_is_refused() -> None:
-    with pytest.raises(BadConfig, match="data: .*home directory.* does not exist"):
+    with pytest.raises(BadConfig, match=r"data: .*home directory.* does not exist"):
         build({"data": "~nobody-has-this-name/data"})
 
 
