@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from click.testing import CliRunner, Result
 
@@ -16,6 +16,8 @@ from holdfast.cli.main import main
 from tests.cluster.harness import PATIENCE_S, echo
 from tests.cluster.serving import Serving, serving
 from tests.cluster.test_three_nodes import Three, three
+
+T = TypeVar("T")
 
 
 class Cli:
@@ -46,14 +48,15 @@ class Cli:
 
 
 @contextmanager
-def running(path: Path, **settings: Any) -> Iterator[Cli]:
-    ready: list[Cli] = []
+def in_thread(make: Callable[[], AbstractAsyncContextManager[T]]) -> Iterator[tuple[T, asyncio.AbstractEventLoop]]:
+    """What an async context manager yields, in another thread, with the loop of that thread."""
+    ready: list[tuple[T, asyncio.AbstractEventLoop]] = []
     started, over = threading.Event(), threading.Event()
 
     async def serve() -> None:
         try:
-            async with serving(path, **settings) as at:
-                ready.append(Cli(at, asyncio.get_running_loop()))
+            async with make() as made:
+                ready.append((made, asyncio.get_running_loop()))
                 started.set()
                 await asyncio.to_thread(over.wait)
         finally:
@@ -70,25 +73,12 @@ def running(path: Path, **settings: Any) -> Iterator[Cli]:
 
 
 @contextmanager
+def running(path: Path, **settings: Any) -> Iterator[Cli]:
+    with in_thread(lambda: serving(path, **settings)) as (at, loop):
+        yield Cli(at, loop)
+
+
+@contextmanager
 def three_nodes(path: Path) -> Iterator[tuple[Three, asyncio.AbstractEventLoop]]:
-    """Three nodes in another thread, with its loop."""
-    ready: list[tuple[Three, asyncio.AbstractEventLoop]] = []
-    started, over = threading.Event(), threading.Event()
-
-    async def serve() -> None:
-        try:
-            async with three(path, {"echo/say": echo}) as cluster:
-                ready.append((cluster, asyncio.get_running_loop()))
-                started.set()
-                await asyncio.to_thread(over.wait)
-        finally:
-            started.set()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    started.wait()
-    try:
-        yield ready[0]
-    finally:
-        over.set()
-        thread.join()
+    with in_thread(lambda: three(path, {"echo/say": echo})) as made:
+        yield made
