@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final, Literal
 
 from pydantic_ai import RunContext, ToolDenied
@@ -66,12 +66,11 @@ class HoldfastDurability(BaseDurabilityCapability[AgentDepsT]):
     model, and results of other tools are kept. `@agent.tool(metadata={"holdfast": {"retry": RetryPolicy(...)}})` changes
     it for one tool; `metadata={"holdfast": False}` and `@durable_tool` make its body handler code instead of a step.
 
-    `approve` decides calls of tools with `requires_approval=True`. It is handler code::
+    `approve` decides calls of tools with `requires_approval=True`. `inbox()` asks people, in the inbox of the cluster.
+    A function of yours is handler code, and may wait for days::
 
         async def approve(ctx: Context, call: ToolCallPart) -> bool:
-            answer = ctx.awakeable(bool)
-            await ctx.run("ask", mail_boss, call.tool_name, answer.id)
-            return await answer.future
+            return await ctx.call(policy.allows, call.args_as_dict())
     """
 
     engine_spec: ClassVar[DurabilityEngineSpec] = DurabilityEngineSpec(
@@ -223,6 +222,37 @@ class _Backend(JournalCallableOperationBackend[Config]):
             if not is_call:
                 raise
             raise ToolFailed(f"The tool failed: {error.message}") from error
+
+
+def inbox(
+    *,
+    assignee: str | None = None,
+    timeout: float | timedelta | None = None,
+    remind_after: float | timedelta | None = None,
+    editable: bool = True,
+) -> Approve:
+    """Asks people about calls of tools: `HoldfastDurability(approve=inbox(assignee="finance", timeout=timedelta(days=2)))`.
+
+    Each call is an approval with the arguments as its payload, which people may edit. The model is told of a call that
+    they reject, with their comment, and of one that nobody decided before the timeout.
+    """
+
+    async def approve(ctx: Context, call: ToolCallPart) -> bool | ToolApproved | ToolDenied:
+        decision = await ctx.approval(
+            f"Call the tool {call.tool_name:.100}?",
+            call.args_as_dict(),
+            assignee=assignee,
+            timeout=timeout,
+            remind_after=remind_after,
+            editable=editable,
+        )
+        if decision.timed_out:
+            return ToolDenied("Nobody decided about the call in time.")
+        if not decision.approved:
+            return ToolDenied(decision.comment or "The call was rejected.")
+        return ToolApproved(override_args=decision.payload) if decision.edited else True
+
+    return approve
 
 
 def _key_of(context: Context, run: RunContext[Any], part: str) -> str:

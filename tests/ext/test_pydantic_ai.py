@@ -12,8 +12,9 @@ from pydantic_ai.messages import ModelMessage
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
 
-from holdfast.ext.pydantic_ai import HoldfastDurability
+from holdfast.ext.pydantic_ai import HoldfastDurability, inbox
 from holdfast.sdk import Context, RetryPolicy, Service, TerminalError, current_context, durable_tool
+from holdfast.sdk.journal import Decided, Op
 from tests.sdk.fake_node import FakeNode, Invocation
 from tests.sdk.until import until
 
@@ -311,6 +312,51 @@ async def test_an_agent_that_waits_for_an_approval_is_suspended_and_acts_once() 
     assert json.loads(await node.result(invocation)) == "done"
     assert (sorted(asked), paid, script.requests) == (["c1", "c2"], [5], 2)
     assert invocation.epoch >= 2
+
+
+async def test_people_decide_about_calls_of_tools_in_the_inbox() -> None:
+    calls = [call("pay", f"c{number}", eur=number) for number in range(1, 5)]
+    script = Script([*calls], "done")
+    paid: list[int] = []
+    agent = script.agent(durability=HoldfastDurability(approve=inbox(assignee="finance", timeout=60)))
+
+    @agent.tool_plain(requires_approval=True)
+    async def pay(eur: int) -> str:
+        paid.append(eur)
+        return f"paid {eur}"
+
+    async def code(ctx: Context) -> str:
+        return (await agent.run("?")).output
+
+    node = FakeNode()
+    node.connect([service_of(code)])
+    invocation = node.invoke("agents", "ask")
+
+    def asked() -> dict[int, int]:
+        """The steps of approvals that wait, by the number of their call."""
+        return {
+            json.loads(step.argument[1])["eur"]: index
+            for index, step in enumerate(invocation.steps)
+            if step.op == Op.APPROVAL and step.outcome is None
+        }
+
+    await until(lambda: len(asked()) == 4)
+    waiting = asked()
+    assert invocation.steps[waiting[1]].argument[0] == "Call the tool pay?"
+    approved = Decided("approve", by="Ann", at_ms=1)
+    node.decide(invocation, waiting[1], approved)
+    node.decide(invocation, waiting[2], approved._replace(payload=b'{"eur": 20}'))
+    node.decide(invocation, waiting[3], Decided("reject", by="Ann", comment="too dear", at_ms=1))
+    node.decide(invocation, waiting[4], Decided(None, at_ms=1))
+
+    assert json.loads(await node.result(invocation)) == "done"
+    assert sorted(paid) == [1, 20]
+    answers = {
+        part.tool_call_id: part.content for part in script.seen[-1][-1].parts if isinstance(part, ToolReturnPart)
+    }
+    assert answers == {
+        "c1": "paid 1", "c2": "paid 20", "c3": "too dear", "c4": "Nobody decided about the call in time.",
+    }  # fmt: skip
 
 
 async def test_a_cancellation_ends_the_run() -> None:
