@@ -186,12 +186,13 @@ async def test_a_dialog_keeps_the_focus_and_gives_it_back(tmp_path: Path) -> Non
         await page.tab.until("document.querySelector('dialog') === null")
 
         assert outside == []
+        await page.tab.until("document.activeElement.matches('[data-action=cancel]')")
         assert await page.tab.run(focused) == opener
         await page.tab.press("Enter")
         await page.tab.until("document.querySelector('dialog[open]') !== null")
         await page.tab.run("document.querySelector('dialog .actions button').click()")
         await page.tab.until("document.querySelector('dialog') === null")
-        assert await page.tab.run(focused) == opener, "a button closed it"
+        await page.tab.until("document.activeElement.matches('[data-action=cancel]')")  # A button closed it.
         assert not await page.is_cancelled(ids["flaky/fail"]), "Escape is a no"
 
         menu = "document.querySelector('#actions .menu button')"
@@ -203,7 +204,7 @@ async def test_a_dialog_keeps_the_focus_and_gives_it_back(tmp_path: Path) -> Non
         await page.tab.until("document.querySelector('dialog[open]') !== null")
         await page.tab.press("Escape")
         await page.tab.until("document.querySelector('dialog') === null")
-        assert await page.tab.run(f"return document.activeElement === {menu}"), await page.tab.run(focused)
+        await page.tab.until(f"document.activeElement === {menu}")
 
         await page.go(f"invocations/{ids['trips/book']}")
         await page.tab.until("document.querySelectorAll('.wf-row').length === 3")
@@ -212,9 +213,10 @@ async def test_a_dialog_keeps_the_focus_and_gives_it_back(tmp_path: Path) -> Non
         await page.tab.until("document.querySelector('.drawer')?.contains(document.activeElement)")
         await page.tab.press("Escape")
         await page.tab.until("document.querySelector('.drawer') === null")
-        assert await page.tab.run(
-            "return document.activeElement.matches('.wf-row') && document.activeElement.textContent.includes('hotel')"
-        ), await page.tab.run(focused)
+        # The focus returns once the drawer is gone.
+        await page.tab.until(
+            "document.activeElement.matches('.wf-row') && document.activeElement.textContent.includes('hotel')"
+        )
 
 
 async def test_an_operator_is_told_what_an_act_will_do(tmp_path: Path) -> None:
@@ -253,22 +255,24 @@ async def test_a_list_of_ten_thousand_is_as_light_as_a_short_one(tmp_path: Path)
         loaded = "document.querySelector('.foot')?.textContent.includes('%s')"
         await page.tab.until("document.querySelectorAll('.invocation-row.line').length > 10")
         nodes = "return document.querySelectorAll('*').length"
-        await page.tab.until(f"(document.querySelector('.virtual').scrollTop = 1e9, {loaded % '500 invocations'})")
+        bottom = "(document.querySelector('.virtual').scrollTop = 1e9, %s)"
+        last = "document.querySelector('.virtual .line:last-child').getAttribute('aria-rowindex') === '%s'"
+        await page.tab.until(bottom % (loaded % "500 invocations"))
+        await page.tab.until(bottom % (last % "501"))  # Both are counted with the last row in view.
         few, quick = await page.tab.run(nodes), await page.tab.run(SCROLL)
         await page.go("overview")
 
         await asyncio.gather(*(send() for _ in range(count - 500)))
         await page.go("invocations?service=shop&status=scheduled")
         await page.tab.until("document.querySelectorAll('.invocation-row.line').length > 10")
-        await page.tab.until(f"(document.querySelector('.virtual').scrollTop = 1e9, {loaded % '10,000 invocations'})")
+        await page.tab.until(bottom % (loaded % "10,000 invocations"))
+        await page.tab.until(bottom % (last % "10001"))
         many, slow = await page.tab.run(nodes), await page.tab.run(SCROLL)
 
         rows = await page.tab.run("return document.querySelectorAll('.invocation-row.line').length")
         assert rows < 60, "only the rows in view exist"
         assert many < few * 1.2, "the page does not grow with the list"
         assert slow < quick * 4 + 8, f"a step takes {slow:.1f} ms among 10,000 rows, {quick:.1f} ms among 500"
-        last = "document.querySelector('.virtual .line:last-child').getAttribute('aria-rowindex')"
-        await page.tab.until(f"(document.querySelector('.virtual').scrollTop = 1e9, {last} === '10001')")
 
 
 async def test_a_question_ends_with_the_page_that_asked_it(tmp_path: Path) -> None:
