@@ -24,8 +24,13 @@ ADMIN_URL: Final = "http://127.0.0.1:9070"
 INGRESS_URL: Final = "http://127.0.0.1:8080"
 
 
-#: Characters that a terminal interprets instead of showing them: C0 except newline and tab, DEL and C1.
-_CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+#: Characters that a terminal interprets instead of showing them: C0 except newline and tab, DEL and C1, and those that
+#: change the direction of the text after them.
+REVERSALS: Final = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_CONTROLS: Final = {
+    **{code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"},
+    **{code: f"\\u{code:04x}" for code in REVERSALS},
+}
 
 
 def printable(text: str) -> str:

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.cli.client import ADMIN_URL, INGRESS_URL, printable
+from holdfast.cli.client import ADMIN_URL, INGRESS_URL, REVERSALS, printable
 from holdfast.cluster.durations import format_duration_ms
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -69,7 +69,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-_JSON_CONTROLS = {code: f"\\u{code:04x}" for code in range(127, 160)}
+_JSON_CONTROLS = {code: f"\\u{code:04x}" for code in (*range(127, 160), *REVERSALS)}
 
 
 def print_json(value: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar, overload
 
 from holdfast.sdk.arguments import check_text, dumped, duration_ms
 from holdfast.sdk.attempt import Attempt, Operation
-from holdfast.sdk.errors import BadArgument, MisusedContext
+from holdfast.sdk.errors import BadArgument, BadPayload, MisusedContext, TerminalError
 from holdfast.sdk.ids import format_approval
 from holdfast.sdk.journal import (
     CHOICE_BYTES_MAX,
@@ -128,11 +128,7 @@ class Approvals:
             check_text(assignee, "the assignee of an approval")
         offered = _checked(choices)
         serde = _serde_of(payload, payload_type)
-        shown = dumped(serde, payload, f"the payload of approval {title!r}")
-        if len(shown) > DETAILS_BYTES_MAX:
-            raise BadArgument(
-                f"the payload of an approval must have at most {DETAILS_BYTES_MAX} bytes, not {len(shown)}"
-            )
+        shown = _shown(serde, payload, title)
         timeout_ms = _positive_ms(timeout, "the timeout of an approval")
         remind_ms = _positive_ms(remind_after, "remind_after")
         if timeout_ms and remind_ms >= timeout_ms:
@@ -144,7 +140,7 @@ class Approvals:
             step_key = attempt.explicit_key(key)
         else:
             step_key = attempt.next_key("approval")
-        operation: Approval[Any] = Approval(attempt, Op.APPROVAL, step_key, _loader(serde, shown, offered))
+        operation: Approval[Any] = Approval(attempt, Op.APPROVAL, step_key, _loader(serde, shown, offered, title))
         operation.keep = keep
         argument = [title, shown, offered, assignee, timeout_ms, remind_ms, bool(editable)]
         secret = attempt.approval(operation, argument)
@@ -153,12 +149,14 @@ class Approvals:
 
 
 def _checked(choices: Sequence[str]) -> list[str]:
-    if isinstance(choices, str) or not 0 < len(choices) <= CHOICES_MAX or len({*choices}) < len(choices):
+    if not isinstance(choices, list | tuple):  # A set has another order in another process.
+        raise BadArgument(f"the choices of an approval must be a list or a tuple, not {choices!r:.200}")
+    for choice in choices:
+        check_text(choice, "a choice", CHOICE_BYTES_MAX)
+    if not 0 < len(choices) <= CHOICES_MAX or len({*choices}) < len(choices):
         raise BadArgument(
             f"the choices of an approval must be 1 to {CHOICES_MAX} different texts, not {choices!r:.200}"
         )
-    for choice in choices:
-        check_text(choice, "a choice", CHOICE_BYTES_MAX)
     return list(choices)
 
 
@@ -179,17 +177,39 @@ def _serde_of(payload: Any, payload_type: Any) -> Serde[Any]:
     return serde_for(type(payload)) if is_model else ANY
 
 
-def _loader(serde: Serde[Any], shown: bytes, choices: list[str]) -> Callable[[bytes], Decision[Any]]:
+def _shown(serde: Serde[Any], payload: Any, title: str) -> bytes:
+    """The payload that people see. It is read back at once: they must not approve what the code then cannot read."""
+    what = f"the payload of approval {title!r:.100}"
+    shown = dumped(serde, payload, what)
+    if len(shown) > DETAILS_BYTES_MAX:
+        raise BadArgument(f"the payload of an approval must have at most {DETAILS_BYTES_MAX} bytes, not {len(shown)}")
+    if serde is not ANY:
+        try:
+            serde.load(shown)
+        except BadPayload as error:
+            raise BadArgument(f"{what} must have the type of its fields, or payload_type: {error}") from None
+    return shown
+
+
+def _loader(serde: Serde[Any], shown: bytes, choices: list[str], title: str) -> Callable[[bytes], Decision[Any]]:
     approves = APPROVE if APPROVE in choices else choices[0]
 
     def load(payload: bytes) -> Decision[Any]:
         decided = unpack_decided(payload)
+        try:
+            approved = serde.load(shown if decided.payload is None else decided.payload)
+        except BadPayload as error:
+            raise TerminalError(
+                f"the payload of approval {title!r:.100}, as {decided.by} edited it, does not have its type: {error}",
+                code=400,
+                kind="BadValue",
+            ) from None
         return Decision(
             choice=decided.choice,
             approved=decided.choice == approves,
             by=decided.by,
             comment=decided.comment,
-            payload=serde.load(shown if decided.payload is None else decided.payload),
+            payload=approved,
             decided_at=datetime.fromtimestamp(decided.at_ms / 1000, UTC),
             edited=decided.payload is not None,
             timed_out=decided.choice is None,

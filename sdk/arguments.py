@@ -52,6 +52,8 @@ def check_text(text: str, what: str, limit: int = NAME_BYTES_MAX, *, empty: bool
 def duration_ms(value: float | timedelta, what: str) -> int:
     """Rounded up: a durable wait is never shorter than requested."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if not isinstance(seconds, int | float):
+        raise BadArgument(f"{what} must be a number of seconds or a timedelta, not {value!r:.100}")
     if not 0 <= seconds <= DELAY_S_MAX:
         raise BadArgument(f"{what} must be a duration between zero and 100 years, not {value!r}")
     return math.ceil(seconds * 1000)

@@ -42,6 +42,7 @@ class ApprovalAdmin:
         return json_answer(200, show_approval(await self._approvals.find(read_approval_id(request.path["id"]))))
 
     async def on_decide_approval(self, request: AdminRequest) -> Answer:
+        Parameters(request)
         found = await self._approvals.find(read_approval_id(request.path["id"]))
         principal = request.request.principal
         principal.check_approval(found.service)

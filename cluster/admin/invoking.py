@@ -20,7 +20,7 @@ from holdfast.cluster.ingress.ingress import Ingress
 from holdfast.cluster.ingress.requests import Sent
 
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_HEADER_VALUE: Final = re.compile(r"[\t -~\x80-\U0010ffff]*")
+_HEADER_VALUE: Final = re.compile(r"[\t -~\xa0-\U0010ffff]*")
 _IDEMPOTENCY_KEY: Final = "Idempotency-Key"
 
 
@@ -70,7 +70,7 @@ def _text(given: Mapping[str, Any], name: str) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not read_size(value):
-        raise BadRequest(f'"{name}" must be a text that is not empty')
+        raise BadRequest(f'"{name}" must be a text of valid Unicode that is not empty')
     return value
 
 
@@ -78,9 +78,17 @@ def _headers(given: Any) -> dict[str, str]:
     """By their names in lower case."""
     if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
         raise BadRequest('"headers" must be an object of texts')
+    headers: dict[str, str] = {}
     for name, value in given.items():
-        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value) or not read_size(value + "."):
-            raise BadRequest(f"{json.dumps(name):.60} is not a header of HTTP")
+        if not _HEADER_NAME.fullmatch(name):
+            raise BadRequest(f"{json.dumps(name):.60} is not the name of a header of HTTP")
+        if not _HEADER_VALUE.fullmatch(value) or not read_size(value + "."):
+            raise BadRequest(
+                f"the value of header {json.dumps(name):.60} must be valid Unicode without line breaks and control characters"
+            )
         if name.lower() == _IDEMPOTENCY_KEY.lower():
             raise BadRequest('give the Idempotency-Key as "idempotency_key"')
-    return {name.lower(): value for name, value in given.items()}
+        if name.lower() in headers:
+            raise BadRequest(f"header {json.dumps(name):.60} is given twice", "names differ by more than their case")
+        headers[name.lower()] = value
+    return headers

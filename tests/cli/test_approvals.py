@@ -67,3 +67,13 @@ def test_a_wrong_decision_is_refused_with_the_choices(cli: Cli) -> None:
     [row] = cli.json("approvals", "list", "--limit", "5")["approvals"]
     assert row["id"] == approval and cli.json("approvals", "show", approval) == row
     assert cli.json("waiting")["waiting"][0]["kind"] == "approval"
+
+
+def test_a_title_cannot_pose_as_another_field_or_steer_the_terminal(cli: Cli) -> None:
+    id_ = cli.ok("send", "refunds/ask", r'"\u001b[2K\rRefund?\nstatus    decided \u202eevil"').strip()
+    cli.reaches(id_, "suspended")
+
+    shown = cli.ok("approvals", "show", name_of(id_))
+
+    assert r"title     \x1b[2K\x0dRefund?" in shown and r"          status    decided \u202eevil" in shown
+    assert cli.ok("approvals", "reject", name_of(id_)) == "Decided: reject.\n"

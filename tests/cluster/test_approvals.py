@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ async def asks(handled: Handled) -> None:
     """The input says what is asked. Completes with the choice, and the payload if it was edited."""
     if handled.length == 1:
         payload, choices, timeout_ms = b'{"eur":240}', ["approve", "reject"], 1 if handled.input == b'"short"' else 0
-        title, editable = handled.input.decode().strip('"'), handled.input != b'"fixed"'
+        title, editable = json.loads(handled.input), handled.input != b'"fixed"'
         argument = [title, payload, choices, "finance", timeout_ms, 0, editable, SECRET]
         handled.wait_for(handled.step(Op.APPROVAL, "approval", argument))
         return
@@ -128,6 +129,8 @@ async def test_a_decision_that_the_approval_does_not_offer_is_refused(tmp_path: 
         status, answer = await decide(doors, name_of(fixed), doors.root, choice="approve", payload=1)
         assert status == 400 and "must not be edited" in answer["message"]
         assert (await decide(doors, "apr_12", doors.root, choice="approve"))[0] == 400
+        status, answer = await decide(doors, f"{id_}?choice=reject", doors.root, choice="approve")
+        assert status == 400 and "there is no parameter" in answer["message"]
         assert (await decide(doors, name_of(invocation)[:-1] + "9", doors.root, choice="approve"))[0] == 404
         assert (await decide(doors, id_of(invocation)[:-1] + "0", doors.root, choice="approve"))[0] == 404
 

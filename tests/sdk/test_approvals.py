@@ -106,12 +106,15 @@ def test_an_edited_payload_of_another_type_is_an_error_that_the_code_can_handle(
         try:
             await ctx.approval("Refund?", Refund(17, 240))
         except TerminalError as error:
-            return f"{error.code} {error.kind}"
+            return f"{error.code} {error.kind} {error}"
         return "no error"
 
-    [live, replayed], _ = asyncio.run(decided(ask, ANN._replace(payload=b'{"order":"x"}')))
+    [live, replayed], _ = asyncio.run(decided(ask, ANN._replace(payload=b'{"order":"x","eur":1}')))
 
-    assert live == replayed == "400 BadValue"
+    assert live == replayed
+    assert live.startswith(
+        "400 BadValue the payload of approval 'Refund?', as Ann edited it, does not have its type: at .order"
+    )
 
 
 @pytest.mark.parametrize(
@@ -265,12 +268,19 @@ WRONG: dict[str, Callable[[Context], Any]] = {
     "no choices": lambda ctx: ctx.approval("Refund?", choices=[]),
     "one text": lambda ctx: ctx.approval("Refund?", choices="approve"),
     "the same twice": lambda ctx: ctx.approval("Refund?", choices=["a", "a"]),
+    "no list of choices": lambda ctx: ctx.approval("Refund?", choices=None),  # type: ignore[call-overload]
+    "choices without an order": lambda ctx: ctx.approval("Refund?", choices={"a", "b"}),  # type: ignore[call-overload]
+    "choices that are not texts": lambda ctx: ctx.approval("Refund?", choices=[["a"], ["b"]]),  # type: ignore[list-item]
     "too many choices": lambda ctx: ctx.approval("Refund?", choices=[str(number) for number in range(17)]),
     "long choice": lambda ctx: ctx.approval("Refund?", choices=["x" * 65]),
     "assignee": lambda ctx: ctx.approval("Refund?", assignee=""),
     "timeout": lambda ctx: ctx.approval("Refund?", timeout=0),
+    "timeout as text": lambda ctx: ctx.approval("Refund?", timeout="2d"),  # type: ignore[call-overload]
+    "reminder at a time": lambda ctx: ctx.approval("Refund?", remind_after=datetime.now(UTC)),  # type: ignore[call-overload]
     "negative timeout": lambda ctx: ctx.approval("Refund?", timeout=-1),
     "reminder after the deadline": lambda ctx: ctx.approval("Refund?", timeout=5, remind_after=5),
+    "payload of another type": lambda ctx: ctx.approval("Refund?", {"order": 17}, payload_type=Refund),
+    "field of another type": lambda ctx: ctx.approval("Refund?", Refund("17", 240)),  # type: ignore[arg-type]
     "large payload": lambda ctx: ctx.approval("Refund?", "x" * 65_536),
     "key twice": lambda ctx: (ctx.approval("Refund?", key="k"), ctx.approval("Refund?", key="k")),
 }
