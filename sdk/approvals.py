@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar, overload
 
 from holdfast.sdk.arguments import check_text, dumped, duration_ms
 from holdfast.sdk.attempt import Attempt, Operation
-from holdfast.sdk.errors import BadArgument, BadPayload, MisusedContext, TerminalError
+from holdfast.sdk.errors import BadArgument, BadPayload, RetryableError, TerminalError
 from holdfast.sdk.ids import format_approval
 from holdfast.sdk.journal import (
     CHOICE_BYTES_MAX,
@@ -134,7 +134,8 @@ class Approvals:
         if timeout_ms and remind_ms >= timeout_ms:
             raise BadArgument("remind_after must be shorter than the timeout of the approval")
         if attempt.version < 2 or not attempt.start.secrets:
-            raise MisusedContext("ctx.approval needs nodes of a later release: upgrade the cluster")
+            # No pause: the cluster is probably being upgraded at this moment.
+            raise RetryableError("ctx.approval requires that every node of the cluster runs release 0.2 or later")
         if key is not None:
             check_text(key, "the key of a step", KEY_BYTES_MAX - 1)
             step_key = attempt.explicit_key(key)
