@@ -10,12 +10,12 @@ import hmac
 from typing import Final
 
 from holdfast.sdk.journal import COMMENT_BYTES_MAX, DETAILS_BYTES_MAX, Decided, Op, pack_decided, unpack_decided
-from holdfast.statemachine import steps
+from holdfast.statemachine import approvals, steps
 from holdfast.statemachine.approvals import Asked
 from holdfast.statemachine.commands import Decide
 from holdfast.statemachine.effects import Code, Result
 from holdfast.statemachine.outcomes import Packed, is_success, payload_of, succeeded
-from holdfast.statemachine.records import END_NAMES, Step, unpack_completed, unpack_step
+from holdfast.statemachine.records import END_NAMES, Invocation, Step, unpack_completed, unpack_step
 from holdfast.statemachine.state import State
 from holdfast.statemachine.tables import COMPLETED, JOURNAL, STEP_END, step_bytes
 from holdfast.statemachine.texts import utc
@@ -36,6 +36,11 @@ def decide(state: State, command: Decide) -> Result:
     record = state.load(command.id)
     if record is None:
         return Result(Code.NOT_FOUND, f"the approval is gone: {_ended(state, command)}")
+    if approvals.is_over(state, step.argument):
+        # Its timer is yet to fire, because the leader was down or is behind. The deadline holds all the same.
+        outcome = approvals.timed_out(state)
+        _finish(state, record, command, step, outcome=outcome)
+        return _too_late(outcome, command)
     refusal = _refusal(step, command)
     if refusal is not None:
         return refusal
@@ -48,10 +53,14 @@ def decide(state: State, command: Decide) -> Result:
         payload=command.payload,
     )
     outcome = succeeded(pack_decided(decided))
+    _finish(state, record, command, step, outcome=outcome)
+    return Result(Code.DONE, outcome=outcome)
+
+
+def _finish(state: State, record: Invocation, command: Decide, step: Step, *, outcome: Packed) -> None:
     found = steps.load(state, record, command.step)
     assert found is not None, "it was found above"
     steps.finish(state, record, command.step, step, size=found[1], outcome=outcome)
-    return Result(Code.DONE, outcome=outcome)
 
 
 def _find(state: State, command: Decide) -> Step | None:

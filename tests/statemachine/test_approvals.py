@@ -166,6 +166,20 @@ def test_an_approval_times_out_at_its_deadline_and_not_before() -> None:
     assert rig.result.code == 409 and rig.result.message == "the approval timed out at 2023-11-16 22:13:20 UTC"
 
 
+def test_nobody_decides_after_the_deadline_although_its_timer_has_not_fired() -> None:
+    rig = Rig()
+    a = rig.invoke("a")
+    index = asks(rig, a, timeout_ms=DAY_MS)
+    rig.do(SuspendAttempt(a, 1, [index]))
+    rig.now_ms += DAY_MS
+
+    effects = rig.do(approve(a, index))
+
+    assert rig.result.code == 409 and rig.result.message.startswith("the approval timed out at ")
+    assert effects == [StartAttempt(a, 2)] and decision(rig, a, index).choice is None
+    assert waiting(rig) == [] and list(rig.txn.scan(tables.TIMER, tables.after(tables.TIMER))) == []
+
+
 def test_a_decision_disarms_the_deadline_and_the_reminder() -> None:
     rig = Rig()
     a = rig.invoke("a")
