@@ -2,6 +2,7 @@
 import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 import { store } from "./store.js";
 import { onChange } from "./live.js";
+import { parse } from "./json.js";
 
 const PATIENCE_MS = 30_000;
 const SLOW_MS = 8000; // Then the user is told, although the answer may still come.
@@ -63,7 +64,7 @@ export async function ask(method, path, { query, body, signal, patience = PATIEN
     clearTimeout(slow);
   }
   if (!connection.get().up) connection.set({ up: true, since: 0, error: "" });
-  const answer = await response.json().catch(() => ({}));
+  const answer = await response.text().then(parse).catch(() => ({}));
   if (response.ok) return answer;
   if (response.status === 401 && path !== "/session") await refreshSession();
   throw new ApiError(response.status, answer);

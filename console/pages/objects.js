@@ -8,6 +8,7 @@ import { Empty, Failure, Id, Json, Loading, Notice, Time } from "../parts/basics
 import { attempt, toast } from "../parts/dialog.js";
 import { Icon } from "../parts/icons.js";
 import { PauseButton } from "../parts/pauses.js";
+import { parse } from "../lib/json.js";
 
 const KEYS_PAGE = 200;
 
@@ -82,7 +83,7 @@ function Value({ name, value, save, remove, held }) {
     event.preventDefault();
     let parsed;
     try {
-      parsed = JSON.parse(text);
+      parsed = parse(text);
     } catch (error) {
       setProblem(error.message);
       return;

@@ -6,6 +6,7 @@ import { atDay } from "../lib/format.js";
 import { useKeys } from "../lib/keys.js";
 import { Failure, Id, Json, Loading, Notice, Time } from "./basics.js";
 import { attempt, confirm } from "./dialog.js";
+import { parse } from "../lib/json.js";
 
 const ENDS = {
   "timed-out": "Nobody decided before its deadline.",
@@ -42,7 +43,7 @@ function Decide({ approval, done, reload }) {
     setProblem("");
     if (text !== null) {
       try {
-        body.payload = JSON.parse(text);
+        body.payload = parse(text);
       } catch (error) {
         setProblem(`The payload must be JSON: ${error.message}`);
         return;

@@ -77,7 +77,7 @@ export function Loading() {
 export function Json({ value, name, depth = 0 }) {
   const label = name !== undefined && html`<span class="name">${name}</span>`;
   if (value === null || typeof value !== "object") {
-    const kind = typeof value === "string" ? "text" : typeof value === "number" ? "number" : "word";
+    const kind = typeof value === "string" ? "text" : ["number", "bigint"].includes(typeof value) ? "number" : "word";
     return html`<div class="json">${label}<${Leaf} kind=${kind} value=${value} /></div>`;
   }
   const list = Array.isArray(value);

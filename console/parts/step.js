@@ -7,6 +7,7 @@ import { Code, Copy, Id, Json } from "./basics.js";
 import { attempt, confirm } from "./dialog.js";
 import { failed, nameOf } from "./waterfall.js";
 import { Icon } from "./icons.js";
+import { parse } from "../lib/json.js";
 
 /** An at-most-once step whose effect nobody knows: somebody has to decide. */
 export const decidable = (invocation, step) => invocation.status === "paused" && invocation.last_failure?.kind === "InDoubt" && step.op === "run" && !step.outcome && !step.completed_as && invocation.last_failure.message.includes(`'${nameOf(step)}'`);
@@ -34,7 +35,7 @@ function Decide({ invocation, step, done }) {
     if (how === "failure") body = { failure: { message: text } };
     if (how === "value") {
       try {
-        body = { value: JSON.parse(text) };
+        body = { value: parse(text) };
       } catch (error) {
         setProblem(`The result must be JSON: ${error.message}`);
         return;

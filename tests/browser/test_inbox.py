@@ -78,6 +78,21 @@ async def test_somebody_approves_with_another_payload_and_a_comment(tmp_path: Pa
         assert await outcome(page.doors, invocation) == ["approve", {"eur": 200}]
 
 
+async def test_editing_one_field_of_a_payload_keeps_the_long_numbers_of_others(tmp_path: Path) -> None:
+    async with inbox(tmp_path, "approve") as page:
+        invocation = await asked(page.doors, "long")
+        await page.shows("12345678901234567891")
+
+        await page.click("#edit-payload")
+        await page.tab.until("document.getElementById('approval-payload') !== null")
+        text = await page.tab.run("return document.getElementById('approval-payload').value")
+        await write(page, "approval-payload", text.replace("240", "200"))
+        await page.click("[data-choice=approve]")
+
+        await page.shows("Nothing waits for you")
+        assert await outcome(page.doors, invocation) == ["approve", {"eur": 200, "order": 12345678901234567891}]
+
+
 async def test_a_decision_by_keyboard_asks_once_more(tmp_path: Path) -> None:
     async with inbox(tmp_path, "approve") as page:
         invocation = await asked(page.doors, "Refund order 17?")

@@ -20,6 +20,8 @@ async def asks(handled: Handled) -> None:
     """The input says what is asked. Completes with the choice, and the payload if it was edited."""
     if handled.length == 1:
         payload, choices, timeout_ms = b'{"eur":240}', ["approve", "reject"], 1 if handled.input == b'"short"' else 0
+        if handled.input == b'"long"':
+            payload = b'{"eur":240,"order":12345678901234567891}'
         title, editable = json.loads(handled.input), handled.input != b'"fixed"'
         argument = [title, payload, choices, "finance", timeout_ms, 0, editable, SECRET]
         handled.wait_for(handled.step(Op.APPROVAL, "approval", argument))
