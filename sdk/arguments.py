@@ -59,6 +59,15 @@ def duration_ms(value: float | timedelta, what: str) -> int:
     return math.ceil(seconds * 1000)
 
 
+def as_timedelta(value: float | timedelta, what: str) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    try:
+        return timedelta(seconds=value)
+    except (TypeError, ValueError, OverflowError):
+        raise BadArgument(f"{what} must be a number of seconds or a timedelta, not {value!r:.100}") from None
+
+
 def dumped(serde: Serde[Any], value: Any, what: str) -> bytes:
     """A value as the payload of a step."""
     try:

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from holdfast.sdk.approvals import Approval
-from holdfast.sdk.arguments import duration_ms
+from holdfast.sdk.arguments import as_timedelta, duration_ms
 from holdfast.sdk.attempt import Attempt, Operation
 from holdfast.sdk.errors import BadArgument, TerminalError
 from holdfast.sdk.journal import Op
@@ -140,7 +140,7 @@ class Combinators:
 
         After a timeout the operation continues and may be awaited again. A coroutine is cancelled.
         """
-        timer = self._sleep(limit if isinstance(limit, timedelta) else timedelta(seconds=limit))
+        timer = self._sleep(as_timedelta(limit, "the limit of a timeout"))
         offset, sources = await self._first((operation, timer))
         if offset == 1:
             raise TimeoutError(f"the operation did not complete within {limit}")

@@ -19,7 +19,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, TypeVar, TypeVarTuple, overload
 
 from holdfast.sdk.approvals import Approvals
-from holdfast.sdk.arguments import check_clash, check_text, dumped, duration_ms, result_serde
+from holdfast.sdk.arguments import as_timedelta, check_clash, check_text, dumped, duration_ms, result_serde
 from holdfast.sdk.attempt import NEVER, Attempt, Operation
 from holdfast.sdk.combinators import Combinators
 from holdfast.sdk.definition import (
@@ -321,8 +321,7 @@ class Context(Combinators, Approvals):
     ) -> Operation[None]:
         """Wait durably, across crashes and restarts, without using memory: `await ctx.sleep(days=2)`."""
         extra = timedelta(milliseconds=milliseconds, seconds=seconds, minutes=minutes, hours=hours, days=days)
-        first = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
-        return self._sleep(first + extra)
+        return self._sleep(as_timedelta(delay, "a sleep") + extra)
 
     # -- other invocations
 

@@ -233,7 +233,15 @@ def test_a_promise_of_an_object_pauses_at_once_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [lambda ctx: ctx.sleep(-1), lambda ctx: ctx.run("", str), lambda ctx: ctx.run(7, str)]
+    "wrong",
+    [
+        lambda ctx: ctx.sleep(-1),
+        lambda ctx: ctx.sleep("1h"),
+        lambda ctx: ctx.sleep(float("nan")),
+        lambda ctx: ctx.timeout(ctx.awakeable().future, "1h"),
+        lambda ctx: ctx.run("", str),
+        lambda ctx: ctx.run(7, str),
+    ],
 )
 def test_arguments_that_an_operation_cannot_take_pause_at_once(wrong: Callable[[Any], Any]) -> None:
     service = Service("wrong")
