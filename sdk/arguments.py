@@ -9,7 +9,7 @@ import inspect
 import math
 import typing
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
@@ -59,13 +59,15 @@ def duration_ms(value: float | timedelta, what: str) -> int:
     return math.ceil(seconds * 1000)
 
 
-def as_timedelta(value: float | timedelta, what: str) -> timedelta:
-    if isinstance(value, timedelta):
-        return value
+def as_timedelta(value: float | timedelta, what: str, parts: Mapping[str, float] | None = None) -> timedelta:
+    """With `parts` added: hours, days and so on, as `timedelta` takes them."""
     try:
-        return timedelta(seconds=value)
+        return (value if isinstance(value, timedelta) else timedelta(seconds=value)) + timedelta(**(parts or {}))
     except (TypeError, ValueError, OverflowError):
-        raise BadArgument(f"{what} must be a number of seconds or a timedelta, not {value!r:.100}") from None
+        given = ", ".join([repr(value), *(f"{name}={part!r}" for name, part in (parts or {}).items() if part)])
+        raise BadArgument(
+            f"{what} must be a number of seconds or a timedelta of up to 100 years, not {given:.100}"
+        ) from None
 
 
 def dumped(serde: Serde[Any], value: Any, what: str) -> bytes:

@@ -320,8 +320,8 @@ class Context(Combinators, Approvals):
         days: float = 0,
     ) -> Operation[None]:
         """Wait durably, across crashes and restarts, without using memory: `await ctx.sleep(days=2)`."""
-        extra = timedelta(milliseconds=milliseconds, seconds=seconds, minutes=minutes, hours=hours, days=days)
-        return self._sleep(as_timedelta(delay, "a sleep") + extra)
+        parts = {"milliseconds": milliseconds, "seconds": seconds, "minutes": minutes, "hours": hours, "days": days}
+        return self._sleep(as_timedelta(delay, "a sleep", parts))
 
     # -- other invocations
 

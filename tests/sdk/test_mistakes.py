@@ -237,6 +237,8 @@ def test_a_promise_of_an_object_pauses_at_once_with_the_reason() -> None:
     [
         lambda ctx: ctx.sleep(-1),
         lambda ctx: ctx.sleep("1h"),
+        lambda ctx: ctx.sleep(days=1e12),
+        lambda ctx: ctx.sleep(hours="1"),
         lambda ctx: ctx.sleep(float("nan")),
         lambda ctx: ctx.timeout(ctx.awakeable().future, "1h"),
         lambda ctx: ctx.run("", str),
