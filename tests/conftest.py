@@ -4,6 +4,7 @@ Hypothesis has no deadline per example: on a busy machine that measures the mach
 """
 
 import os
+import signal
 import sys
 
 from hypothesis import settings
@@ -19,6 +20,9 @@ os.environ["HOLDFAST_PROFILES"] = os.devnull + "/none"
 # Tests start hundreds of processes: without compiled files, a node starts half a second later.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# Programs in the background of a shell script ignore Ctrl-C, and so would the programs that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["tests.limits", "tests.slow"]
 
