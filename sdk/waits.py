@@ -51,6 +51,7 @@ _GROUPS: Final = frozenset({
 })  # fmt: skip
 # asyncio.wait and, before Python 3.12, wait_for await a bare future; their frames say which futures they wait for.
 _WAIT: Final = ("asyncio.tasks", "_wait")
+_SHIELD: Final = ("asyncio.tasks", "shield.<locals>._outer_done_callback")
 _SLEEP: Final = ("asyncio.tasks", "sleep")
 #: asyncio.as_completed waits for a queue that its futures fill. From Python 3.13 on it says which futures those are.
 _WAIT_FOR_ONE: Final = "_wait_for_one"
@@ -124,7 +125,17 @@ def _is_ours(future: Any, tasks: Collection[asyncio.Task[Any]]) -> bool:
     children = getattr(future, "_children", None)  # set by gather
     if isinstance(children, list):
         return all(child.done() or _is_ours(child, tasks) for child in children)
-    return False
+    inner = _shielded(future)
+    return inner is not None and _is_ours(inner, tasks)
+
+
+def _shielded(future: Any) -> Any:
+    """The future inside asyncio.shield, if this one is its result. Only a callback says so."""
+    for callback, _ in getattr(future, "_callbacks", None) or ():
+        code = getattr(callback, "__code__", None)
+        if code is not None and (callback.__module__, code.co_qualname) == _SHIELD and "inner" in code.co_freevars:
+            return callback.__closure__[code.co_freevars.index("inner")].cell_contents
+    return None
 
 
 _FRAMED: Final = (types.CoroutineType, types.GeneratorType, types.AsyncGeneratorType)
