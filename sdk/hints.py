@@ -268,7 +268,7 @@ class Builder:
         if typing.is_typeddict(kind):
             required = frozenset(kind.__required_keys__)
             fields = {name: (hint, name not in required) for name, hint in _hints(kind, arguments).items()}
-            return self._record(kind, fields, dict, arguments)
+            return self._record(kind, fields, dict, arguments=arguments)
         if dataclasses.is_dataclass(kind):
             hints = _hints(kind, arguments)
             fields = {
@@ -280,7 +280,8 @@ class Builder:
                 if field.init
             }
             derived = frozenset(field.name for field in dataclasses.fields(kind) if not field.init)
-            return self._record(kind, fields, typing.cast(Callable[..., Any], kind), arguments, derived)
+            make = typing.cast(Callable[..., Any], kind)
+            return self._record(kind, fields, make, arguments=arguments, derived=derived)
         if issubclass(kind, tuple) and hasattr(kind, "_fields"):
             hints = _hints(kind, arguments)
             inner = self._tuple(tuple(hints.get(name, Any) for name in kind._fields))
@@ -318,6 +319,7 @@ class Builder:
         kind: Any,
         fields: dict[str, tuple[Any, bool]],
         make: Callable[..., Any],
+        *,
         arguments: tuple[Any, ...],
         derived: frozenset[str] = frozenset(),
     ) -> _Built:
