@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
-from holdfast.sdk import RAW_JSON, Context, RetryPolicy, Serde, current_context
+from holdfast.sdk import RAW_JSON, Context, RetryPolicy, Serde, current_context, timers
+from holdfast.sdk.here import is_in_handler
 from holdfast.sdk.scopes import current_scope, shortened
 
 logger = logging.getLogger("holdfast.ext")
@@ -17,6 +18,10 @@ logger = logging.getLogger("holdfast.ext")
 #: ever.
 TOOL_RETRY: Final = RetryPolicy(max_attempts=3)
 NAME_BYTES: Final = 128
+#: Frames that say nothing about where the user's code runs an agent.
+_LIBRARIES: Final = (
+    "asyncio", "anyio", "holdfast", "contextlib", "threading", "concurrent", "pydantic_ai", "pydantic_graph",
+)  # fmt: skip
 #: Generated keys leave room for the scope that they are relative to.
 KEY_BYTES: Final = 250
 
@@ -41,6 +46,17 @@ async def durable_call(
     return await context.run(
         shortened(name, NAME_BYTES), function, *args, key=shortened(key, KEY_BYTES), serde=serde, retry=retry
     )
+
+
+def warn_of_thread(what: str) -> None:
+    """Say that this runs without steps, if it runs in a thread that a handler started: most likely that is a mistake."""
+    scope = current_scope()
+    if scope is not None and not is_in_handler():
+        at = timers.place(_LIBRARIES)
+        timers.warn_once(
+            "%s runs in a thread of a handler at %s, where it has no steps: every attempt repeats it. Await it in the handler",
+            what, at, at=at,
+        )  # fmt: skip
 
 
 class Keys:

@@ -39,7 +39,7 @@ from pydantic_ai.models import Model
 from pydantic_ai.tools import AgentDepsT, DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDefinition
 from pydantic_core import PydanticSerializationError
 
-from holdfast.ext.core import TOOL_RETRY, durable_call, keys_of
+from holdfast.ext.core import TOOL_RETRY, durable_call, keys_of, warn_of_thread
 from holdfast.sdk import BadPayload, Context, RetriesExhausted, RetryPolicy, TerminalError, current_context
 from holdfast.sdk.errors import fails_for_good
 from holdfast.sdk.here import is_in_handler
@@ -107,7 +107,10 @@ class HoldfastDurability(BaseDurabilityCapability[AgentDepsT]):
 
     def get_default_run_id(self) -> str | None:
         context = current_context()
-        return keys_of(context).new_run(context, f"agent {self.name}") if context is not None else None
+        if context is None:
+            warn_of_thread(f"agent {self.name!r}")
+            return None
+        return keys_of(context).new_run(context, f"agent {self.name}")
 
     def get_default_conversation_id(self, run_id: str) -> str | None:
         return conversation_id_from_run_id(run_id) if is_in_handler() else None

@@ -181,13 +181,15 @@ class Builder:
         return _Built(convert, schema)
 
     def _literal(self, choices: tuple[Any, ...]) -> _Built:
-        def convert(value: Any) -> Any:
-            for choice in choices:
-                if type(choice) is type(value) and choice == value:
-                    return choice
-            raise Misfit(f"one of {', '.join(map(repr, choices))} expected, {value!r:.60} found")
+        written = [choice.value if isinstance(choice, enum.Enum) else choice for choice in choices]
 
-        return _Built(convert, {"enum": list(choices)})
+        def convert(value: Any) -> Any:
+            for found, choice in zip(written, choices, strict=True):
+                if type(found) is type(value) and found == value:
+                    return choice
+            raise Misfit(f"one of {', '.join(map(repr, written))} expected, {value!r:.60} found")
+
+        return _Built(convert, {"enum": written})
 
     def _list(self, make: Callable[[Any], Any], arguments: tuple[Any, ...]) -> _Built:
         item = self.build(arguments[0]) if arguments else _SCALARS[Any]
@@ -266,7 +268,7 @@ class Builder:
         if typing.is_typeddict(kind):
             required = frozenset(kind.__required_keys__)
             fields = {name: (hint, name not in required) for name, hint in _hints(kind, arguments).items()}
-            return self._record(kind, fields, dict, arguments)
+            return self._record(kind, fields, dict, arguments=arguments)
         if dataclasses.is_dataclass(kind):
             hints = _hints(kind, arguments)
             fields = {
@@ -277,7 +279,9 @@ class Builder:
                 for field in dataclasses.fields(kind)
                 if field.init
             }
-            return self._record(kind, fields, typing.cast(Callable[..., Any], kind), arguments)
+            derived = frozenset(field.name for field in dataclasses.fields(kind) if not field.init)
+            make = typing.cast(Callable[..., Any], kind)
+            return self._record(kind, fields, make, arguments=arguments, derived=derived)
         if issubclass(kind, tuple) and hasattr(kind, "_fields"):
             hints = _hints(kind, arguments)
             inner = self._tuple(tuple(hints.get(name, Any) for name in kind._fields))
@@ -311,9 +315,16 @@ class Builder:
         return _Built(convert, {"enum": [member.value for member in kind]})
 
     def _record(
-        self, kind: Any, fields: dict[str, tuple[Any, bool]], make: Callable[..., Any], arguments: tuple[Any, ...]
+        self,
+        kind: Any,
+        fields: dict[str, tuple[Any, bool]],
+        make: Callable[..., Any],
+        *,
+        arguments: tuple[Any, ...],
+        derived: frozenset[str] = frozenset(),
     ) -> _Built:
-        """A dataclass or a TypedDict: fields by name, each (hint, optional)."""
+        """A dataclass or a TypedDict: fields by name, each (hint, optional). `derived` fields are written with the others, and
+        the class sets them itself."""
         name = "_".join([kind.__name__, *(getattr(each, "__name__", "") or "any" for each in arguments)])
         if name in self.definitions:
             name = f"{kind.__module__}.{kind.__qualname__}" + (f".{len(self.definitions)}" if arguments else "")
@@ -330,6 +341,8 @@ class Builder:
                     raise Misfit(f"{field!r} is missing")
             found = {}
             for field, item in value.items():
+                if field in derived:
+                    continue
                 if field not in converters:
                     raise Misfit(f"{field!r} is not a field of {kind.__name__}")
                 each = converters[field]

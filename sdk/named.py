@@ -46,7 +46,13 @@ class NamedScope:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._task is not None and scopes.scope_of(self._task) is self._scope:
+        # An abandoned generator is closed by another task, whenever the garbage collector finds it. Keys must not depend on
+        # that, so its scope stays open.
+        if (
+            self._task is not None
+            and self._task is scopes.running_task()
+            and scopes.scope_of(self._task) is self._scope
+        ):
             scopes.leave(self._task, self._before)
         if scopes.current.get() is self._scope:
             scopes.current.set(self._outer)

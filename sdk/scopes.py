@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol
 
 from holdfast.sdk.errors import MisusedContext, exit_raised, is_from_terminal
 
+_CLOSER: Final = "\ud800"  # No name of a step: those are valid Unicode.
 PATH_BYTES_MAX: Final = 200  # A longer path of nested tasks is hashed, so that keys stay within their bound.
 
 
@@ -63,6 +64,12 @@ class Scope:
             if len(number) > PATH_BYTES_MAX:
                 number = "~" + blake2b(number.encode(), digest_size=16).hexdigest()
         return Scope(self.owner, number, self.name)
+
+    def closer(self) -> Scope:
+        """For a task in which the loop closes an abandoned async generator of this named scope. It takes no number from the
+        other tasks: when it starts depends on the garbage collector."""
+        count = self.names[_CLOSER] = self.names.get(_CLOSER, 0) + 1
+        return Scope(self.owner, f"{self.path}>close{count}", self.name)
 
     def named(self, name: str) -> Scope:
         """The named scope `name` in the named scope that this one belongs to, whatever tasks lie between."""
@@ -272,7 +279,9 @@ class _Factory:
                 "asyncio.as_completed starts coroutines in a different order in each process, so replay could not find their "
                 "steps: pass it tasks made with asyncio.create_task, or operations of the context"
             )
-        scope = parent.child()
+        # Outside of named scopes it has always taken a number, so keys in existing journals count it.
+        is_closer = parent.name and type(coro).__name__ == "async_generator_athrow"
+        scope = parent.closer() if is_closer else parent.child()
         coro = Contained(coro) if inspect.iscoroutine(coro) else coro
         if options.get("context") is not None:
             self._shares(scope)

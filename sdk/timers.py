@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from holdfast.sdk import scopes
+from holdfast.sdk import primitives, scopes
 
 logger = logging.getLogger("holdfast.sdk")
 
@@ -189,9 +189,10 @@ class _Hooks:
 
 
 def install(loop: asyncio.AbstractEventLoop) -> None:
-    """Make the timers of handlers on this loop steps of their journals. May be repeated."""
+    """Make the timers of handlers on this loop steps of their journals, and mark their locks and queues. May be repeated."""
     if isinstance(getattr(loop.call_later, "__self__", None), _Hooks):
         return
+    primitives.install()
     hooks = _Hooks(loop)
     for name in _OUTSIDE:
         setattr(loop, name, hooks.outside(name))

@@ -7,7 +7,7 @@ is a script, so the example needs no network and no key. In your agent write Age
     pip install 'holdfast[server,pydantic-ai]'
     holdfast dev --app examples.agents.pydantic_ai:app
     curl localhost:8080/scout/ask/send --json '"A weekend in the sun, up to 300 euros."'
-    curl localhost:8080/holdfast/awakeable/AWAKEABLE/resolve --json 'true'        # the id is in the log of the handler
+    curl localhost:8080/holdfast/awakeables/AWAKEABLE/resolve --json 'true'       # the id is in the log of the handler
     curl localhost:8080/holdfast/invocation/INVOCATION/attach                     # the id is in the answer of the first
 """
 

@@ -148,7 +148,7 @@ class Suspension(Outcomes):
         """The attempt did nothing for a while: hand it back if it only waits."""
         if self.ended or self.stays or self.functions:
             return
-        waits = waits_of(self.tasks)
+        waits = waits_of(self.tasks, self)
         if waits is Waits.STEPS:
             self.maybe_suspend()
         elif waits is Waits.LOCAL:
@@ -156,7 +156,7 @@ class Suspension(Outcomes):
             self.loop.call_soon(self._look_again, self.activity, 0)
 
     def _look_again(self, seen: int, quiet: int) -> None:
-        if self.ended or self.functions or self.activity != seen or waits_of(self.tasks) is Waits.OTHER:
+        if self.ended or self.functions or self.activity != seen or waits_of(self.tasks, self) is Waits.OTHER:
             return
         if quiet < QUIET_TURNS:
             self.loop.call_soon(self._look_again, seen, quiet + 1)
@@ -173,7 +173,7 @@ class Suspension(Outcomes):
         if self.timers and not needs_ack:
             return False  # Their decisions are not in the journal yet.
         timed = [future for timer in self.timers for future in timer.futures()]
-        if waits_of(self.tasks, timed) < (Waits.STEPS if self.stays else Waits.LOCAL):
+        if waits_of(self.tasks, self, timed) < (Waits.STEPS if self.stays else Waits.LOCAL):
             return False
         if self.events and not self.parked and not self._may_deliver(self.events[0]):
             self.fail_nondeterministic(self.low, "nothing: it waits, and did not ask for this step")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import uvicorn
 from examples import agent, chat, fastapi_app, hello, researchers, trips
 from examples.agents import pydantic_ai
 from holdfast.cluster.config import Config, HostPort
+from holdfast.cluster.ingress.routes import ROUTES
 from holdfast.cluster.node import Node
 from holdfast.sdk import CallFailed, Client, Server
 
@@ -48,6 +50,18 @@ async def running(path: Path, *services: Any) -> AsyncIterator[Running]:
         if server is not None:
             await server.stop()
     assert not failures
+
+
+def test_paths_that_examples_tell_readers_to_call_exist() -> None:
+    templates = [re.compile(re.sub(r"\{\w+\}", "[^/]+", route.path)) for route in ROUTES]
+    folder = Path(__file__).parents[2] / "examples"
+
+    paths = [
+        path for file in folder.rglob("*.py") for path in re.findall(r":8080(/holdfast/[^\s?'\"]+)", file.read_text())
+    ]
+
+    assert len(paths) >= 3
+    assert [path for path in paths if not any(each.fullmatch(path) for each in templates)] == []
 
 
 async def test_hello(tmp_path: Path) -> None:

@@ -122,6 +122,30 @@ async def test_outside_of_a_handler_nothing_changes() -> None:
     assert (await agent.run("?")).output == "done"
 
 
+async def test_an_agent_in_a_thread_of_a_handler_runs_without_steps_and_a_warning_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    script = Script("done", "done")
+    agent = script.agent()
+
+    def in_a_thread() -> str:
+        return agent.run_sync("go").output
+
+    async def thread(ctx: Context) -> str:
+        return await asyncio.to_thread(in_a_thread)
+
+    async def step(ctx: Context) -> str:
+        return await ctx.run("agent", in_a_thread)
+
+    found, invocation = await run(step)
+    assert (found, invocation.journal()) == ("done", [("run", "agent")])
+    assert "in a thread of a handler" not in caplog.text, "it is a step"
+    found, invocation = await run(thread)
+    assert (found, invocation.journal()) == ("done", [])
+    assert "agent 'scout' runs in a thread of a handler" in caplog.text
+    assert "test_pydantic_ai.py:" in caplog.text
+
+
 async def test_tools_of_one_turn_run_at_once_and_finished_ones_once() -> None:
     script = Script([call("look", f"c{n}", n=n) for n in range(4)], "done")
     agent = script.agent()

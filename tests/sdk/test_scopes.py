@@ -2,7 +2,7 @@
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -309,3 +309,42 @@ async def test_scopes_work_in_tasks_that_start_eagerly() -> None:
 
     asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
     assert await keys_of(code) == ["@a:one", "@a:two", "out", "1:next"]
+
+
+@pytest.mark.parametrize("between", ["step", "sleep", "nothing"])
+async def test_an_abandoned_generator_with_a_scope_gives_the_same_keys_in_replay(between: str) -> None:
+    """The loop closes it in a task of its own, which starts earlier or later in relation to the steps behind it."""
+    service = Service("generators")
+
+    @service.handler
+    async def handler(ctx: Context) -> str:
+        async def numbers() -> AsyncIterator[int]:
+            with ctx.scope("numbers"):
+                for number in range(2):
+                    await ctx.run("number", str)
+                    yield number
+
+        async def branch() -> None:
+            await ctx.run("branch", str)
+
+        async for _ in numbers():
+            break
+        if between == "step":
+            await ctx.run("step", str)
+        elif between == "sleep":
+            await ctx.sleep(0.01)
+        await asyncio.gather(branch(), branch())
+        return await ctx.awakeable(str).future
+
+    node = FakeNode()
+    node.connect([service], suspend_after=0.05)
+    invocation = node.invoke("generators", "handler")
+    async with asyncio.timeout(20):
+        while [op for op, _ in invocation.journal()][-1:] != ["awakeable"] or invocation.status != "suspended":
+            await asyncio.sleep(0.01)
+    node.complete(invocation, len(invocation.steps) - 1, [0, b'"yes"'])
+
+    assert await node.result(invocation) == b'"yes"'
+    keys = [key for _, key in invocation.journal()]
+    assert [key for key in keys if "branch" in key] == ["@numbers>1:branch", "@numbers>2:branch"]
+    assert keys[-1] == "@numbers:awakeable"

@@ -385,3 +385,35 @@ async def test_a_step_whose_result_comes_back_as_something_else_warns_with_file_
     ]
     assert all("test_serde.py:" in warning for warning in warnings)
     assert "returned a Point" in warnings[0]
+
+
+@dataclass
+class Square:
+    side: int
+    area: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.area = self.side * self.side
+
+
+@pytest.mark.parametrize(
+    ("hint", "value"),
+    [
+        (Square, Square(3)),
+        (list[Square | None], [Square(2), None]),
+        (Literal[Color.RED, 1], Color.RED),
+        (Literal[Color.RED, 1], 1),
+        (dict[str, Literal[Color.BLUE] | None], {"a": Color.BLUE}),
+    ],
+)
+def test_what_is_written_of_a_derived_field_or_a_literal_member_is_read_back(hint: Any, value: Any) -> None:
+    serde = serde_for(hint)
+
+    assert serde.load(serde.dump(value)) == value
+    json.dumps(serde.schema())
+
+
+def test_a_derived_field_is_set_by_its_class_and_never_by_the_sender() -> None:
+    assert serde_for(Square).load(b'{"side":3,"area":100}') == Square(3)
+    with pytest.raises(BadPayload, match="one of 'red' expected"):
+        serde_for(Literal[Color.RED]).load(b'"blue"')

@@ -61,6 +61,17 @@ async def closing_a_generator(ctx: Context, answer: Awaitable[str]) -> str:
 
 
 @code
+async def shield(ctx: Context, answer: Awaitable[str]) -> str:
+    return await asyncio.shield(asyncio.ensure_future(answer))
+
+
+@code
+async def shield_in_gather(ctx: Context, answer: Awaitable[str]) -> str:
+    found, _ = await asyncio.gather(asyncio.shield(asyncio.ensure_future(answer)), ctx.run("quick", str))
+    return found
+
+
+@code
 async def context_manager(ctx: Context, answer: Awaitable[str]) -> str:
     @contextlib.asynccontextmanager
     async def manager() -> AsyncIterator[str]:
@@ -315,7 +326,15 @@ async def test_what_is_not_recognised_keeps_the_attempt_in_memory() -> None:
         finally:
             release.set()
 
-    for function in (future, completed, thread):
+    async def shielded(ctx: Context, answer: Awaitable[str]) -> str:
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        task = asyncio.ensure_future(anext(inner(asyncio.shield(future))))
+        return await answer + await task
+
+    async def inner(future: Awaitable[str]) -> AsyncIterator[str]:
+        yield await future
+
+    for function in (future, completed, thread, shielded):
         node, invocation, endpoint = await start(function)
         assert await stays(node, invocation), function.__name__
         await endpoint.stop(0)
