@@ -85,12 +85,13 @@ def show(approval: str, admin_url: str, as_json: bool) -> None:
     ]
     for name, value in lines:
         if value is not None:
-            click.echo(f"{name:<10}{value}")
+            # Further lines of a text must not look like fields of their own.
+            click.echo(f"{name:<10}" + client.printable(str(value)).replace("\n", "\n" + " " * 10))
     click.echo("payload" + ("" if shown["editable"] else " (must not be edited)"))
-    click.echo(json.dumps(shown["payload"], indent=2, ensure_ascii=False))
+    print_json(shown["payload"])
     if decision is not None and "payload" in decision:
         click.echo("edited payload, which was approved instead")
-        click.echo(json.dumps(decision["payload"], indent=2, ensure_ascii=False))
+        print_json(decision["payload"])
 
 
 _comment = click.option("--comment", help="Why; it stays in the journal.")
@@ -151,9 +152,9 @@ def _decide(
         print_json(done)
         return
     if done["status"] == "Decided":
-        click.echo(f"Decided: {done['decision']['choice']}.")
+        click.echo(client.printable(f"Decided: {done['decision']['choice']}."))
     else:
-        click.echo(f"It was decided before: {_sentence(done['decision'])}.")
+        click.echo(client.printable(f"It was decided before: {_sentence(done['decision'])}."))
 
 
 def _sentence(decision: dict[str, Any]) -> str:

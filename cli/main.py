@@ -28,7 +28,7 @@ from holdfast.cli.invocations import invocations
 from holdfast.cli.log_level import log_level
 from holdfast.cli.logs import logs
 from holdfast.cli.objects import state
-from holdfast.cli.output import json_option, print_json
+from holdfast.cli.output import json_option, print_json, write_anything
 from holdfast.cli.pauses import pause, resume
 from holdfast.cli.run import dev, serve
 from holdfast.cli.snapshots import snapshot
@@ -110,6 +110,7 @@ def main(
     Every command that ends takes --json. Exit codes: 0 done, 1 failed, 2 wrong usage, 124 not done within
     --timeout, 130 interrupted; 78 from `serve` if the cluster has removed the node, so that starting it again does not help.
     """
+    write_anything()
     client.use_token(token_file)
     client.use_certificates(ca_file, client_cert_file, client_key_file)
     if context.invoked_subcommand not in _WITHOUT_PROFILE:
