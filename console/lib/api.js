@@ -1,12 +1,15 @@
 // Requests to the admin API of the node that served this page, and what is known of the connection and the user.
 import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "./ui.js";
 import { store } from "./store.js";
+import { parse } from "./json.js";
 import { onChange } from "./live.js";
 
 const PATIENCE_MS = 30_000;
 const SLOW_MS = 8000; // Then the user is told, although the answer may still come.
 const EARLY_MS = 3000;
 const TOGETHER_MS = 50;
+/** Answers with values of users. What Holdfast itself counts is small enough for a double. */
+const VALUES = /^\/(approvals\/[^/]+|services\/[^/]+\/[^/]+\/(state|promises)|invocations\/[^/]+(\/journal|\/steps\/[^/]+\/value)?)$/;
 const COVERS = { read: ["read", "approve", "operate", "admin"], approve: ["approve", "operate", "admin"], operate: ["operate", "admin"], admin: ["admin"], invoke: ["invoke", "admin"] };
 
 export const session = store(null); // of GET /session; null: not asked yet
@@ -63,7 +66,7 @@ export async function ask(method, path, { query, body, signal, patience = PATIEN
     clearTimeout(slow);
   }
   if (!connection.get().up) connection.set({ up: true, since: 0, error: "" });
-  const answer = await response.json().catch(() => ({}));
+  const answer = await (VALUES.test(path.split("?")[0]) ? response.text().then(parse) : response.json()).catch(() => ({}));
   if (response.ok) return answer;
   if (response.status === 401 && path !== "/session") await refreshSession();
   throw new ApiError(response.status, answer);

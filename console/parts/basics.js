@@ -2,6 +2,7 @@
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../lib/ui.js";
 import { useStore } from "../lib/store.js";
 import { exact, ms, now, relative, shortId } from "../lib/format.js";
+import { digits, visible } from "../lib/json.js";
 import { href } from "../lib/router.js";
 import { Icon } from "./icons.js";
 import { toast } from "./dialog.js";
@@ -75,10 +76,11 @@ export function Loading() {
 
 /** A value as a tree. Long lists and texts are shown in part, the rest on demand. */
 export function Json({ value, name, depth = 0 }) {
-  const label = name !== undefined && html`<span class="name">${name}</span>`;
-  if (value === null || typeof value !== "object") {
-    const kind = typeof value === "string" ? "text" : typeof value === "number" ? "number" : "word";
-    return html`<div class="json">${label}<${Leaf} kind=${kind} value=${value} /></div>`;
+  const label = name !== undefined && html`<span class="name">${visible(name)}</span>`;
+  const leaf = digits(value);
+  if (leaf === null || typeof leaf !== "object") {
+    const kind = leaf !== value || typeof leaf === "number" ? "number" : typeof leaf === "string" ? "text" : "word";
+    return html`<div class="json">${label}<${Leaf} kind=${kind} value=${leaf} /></div>`;
   }
   const list = Array.isArray(value);
   const entries = list ? value.map((each, at) => [at, each]) : Object.entries(value);
@@ -97,7 +99,7 @@ function Entries({ entries, depth }) {
 
 function Leaf({ kind, value }) {
   const [whole, setWhole] = useState(false);
-  const text = kind === "text" ? JSON.stringify(value) : String(value);
+  const text = visible(kind === "text" ? JSON.stringify(value) : value);
   if (text.length <= 2000 || whole) return html`<span class=${kind}>${text}</span>`;
   return html`<span class=${kind}>${text.slice(0, 2000)}…</span> <button type="button" class="link" onClick=${() => setWhole(true)}>all ${text.length} characters</button>`;
 }

@@ -3,6 +3,7 @@ import { html, useEffect, useRef, useState } from "../lib/ui.js";
 import { get, may, post, segment } from "../lib/api.js";
 import { go } from "../lib/router.js";
 import { bytes, duration, exact, ms } from "../lib/format.js";
+import { parse } from "../lib/json.js";
 import { Code, Copy, Id, Json } from "./basics.js";
 import { attempt, confirm } from "./dialog.js";
 import { failed, nameOf } from "./waterfall.js";
@@ -34,7 +35,7 @@ function Decide({ invocation, step, done }) {
     if (how === "failure") body = { failure: { message: text } };
     if (how === "value") {
       try {
-        body = { value: JSON.parse(text) };
+        body = { value: parse(text) };
       } catch (error) {
         setProblem(`The result must be JSON: ${error.message}`);
         return;

@@ -6,6 +6,7 @@ import { mayInvoke, post, segment, useGet } from "../lib/api.js";
 import { useStore } from "../lib/store.js";
 import { href } from "../lib/router.js";
 import { duration, ms, now } from "../lib/format.js";
+import { digits, parse } from "../lib/json.js";
 import { Code, Failure, Id, Json, Notice } from "./basics.js";
 import { Status, statusOf } from "./status.js";
 import { Icon } from "./icons.js";
@@ -44,6 +45,9 @@ export function initial(given, root, depth = 0) {
   return { string: "", number: 0, integer: 0, boolean: false, array: [], object: {} }[schema.type] ?? null;
 }
 
+/** With all of its digits if it is a whole number. */
+const numberOf = (text) => (/^-?(0|[1-9]\d*)$/.test(text) ? parse(text) : Number(text));
+
 function Field({ schema: given, root, value, change, name, required, depth = 0 }) {
   const schema = resolve(given, root);
   const id = `try-${name}-${depth}`;
@@ -55,7 +59,7 @@ function Field({ schema: given, root, value, change, name, required, depth = 0 }
   }
   if (schema.type === "boolean") return html`<label class="check"><input type="checkbox" checked=${value === true} onChange=${(event) => change(event.target.checked)} />${label}</label>`;
   if (schema.type === "number" || schema.type === "integer") {
-    return html`<label class="field">${label}<input type="number" step=${schema.type === "integer" ? 1 : "any"} value=${value ?? ""} onInput=${(event) => change(event.target.value === "" ? undefined : Number(event.target.value))} />${hint}</label>`;
+    return html`<label class="field">${label}<input type="number" step=${schema.type === "integer" ? 1 : "any"} value=${digits(value) ?? ""} onInput=${(event) => change(event.target.value === "" ? undefined : numberOf(event.target.value))} />${hint}</label>`;
   }
   if (schema.type === "string") {
     return html`<label class="field">${label}<input value=${value ?? ""} spellcheck=${false} onInput=${(event) => change(event.target.value === "" && !required ? undefined : event.target.value)} />${hint}</label>`;
@@ -73,8 +77,8 @@ function Field({ schema: given, root, value, change, name, required, depth = 0 }
     const type = resolve(schema.items, root).type;
     return html`<label class="field">${label}<textarea rows="2" placeholder="one per line" spellcheck=${false} onInput=${(event) => {
       const lines = event.target.value.split("\n").filter((each) => each !== "");
-      change(type === "string" ? lines : lines.map(Number));
-    }}>${(value || []).join("\n")}</textarea>${hint}</label>`;
+      change(type === "string" ? lines : lines.map(numberOf));
+    }}>${(value || []).map(digits).join("\n")}</textarea>${hint}</label>`;
   }
   return html`<${Raw} label=${label} value=${value} change=${change} />`;
 }
@@ -87,7 +91,7 @@ function Raw({ label, value, change }) {
     setText(event.target.value);
     let found = "";
     try {
-      change(JSON.parse(event.target.value));
+      change(parse(event.target.value));
     } catch (error) {
       found = error.message;
     }

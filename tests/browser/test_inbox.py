@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 
+from holdfast.sdk.journal import Op, unpack_decided
 from tests.browser.chromium import PATIENCE_S, find
 from tests.browser.test_console import Console, console
-from tests.cluster.test_approvals import asked, asks, decide, name_of, outcome
+from tests.cluster.harness import Handled
+from tests.cluster.test_approvals import SECRET, asked, asks, decide, name_of, outcome
 
 pytestmark = pytest.mark.slow("starts a browser")
+
+ORDER = b'{"order": 12345678901234567890, "eur": 240, "rate": 1.5}'
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +80,35 @@ async def test_somebody_approves_with_another_payload_and_a_comment(tmp_path: Pa
         decision = (await shown(page, invocation))["decision"]
         assert (decision["choice"], decision["by"]["name"], decision["comment"]) == ("approve", "ann", "as discussed")
         assert await outcome(page.doors, invocation) == ["approve", {"eur": 200}]
+
+
+async def test_an_edit_of_one_field_keeps_all_digits_of_the_others_and_text_reads_as_it_is(tmp_path: Path) -> None:
+    async def asks_about_order(handled: Handled) -> None:
+        argument = [handled.input.decode().strip('"'), ORDER, ["approve", "reject"], "finance", 0, 0, True, SECRET]
+        if handled.length == 1:
+            handled.wait_for(handled.step(Op.APPROVAL, "approval", argument))
+        else:
+            decided = handled.journal[1].outcome
+            assert decided is not None
+            handled.output(unpack_decided(decided[1]).payload or b"null")
+
+    async with inbox(tmp_path, "approve") as page:
+        await page.world.register({"orders/ask": asks_about_order})
+        invocation = await asked(page.doors, "Pay \u202e00001?", service="orders")
+        await page.shows("12345678901234567890")
+        await page.shows("Pay \\u202e00001?")
+        await page.tab.until("!document.querySelector('main').textContent.includes('\\u202e')")
+
+        await page.click("#edit-payload")
+        await page.tab.until("document.getElementById('approval-payload').value.includes('12345678901234567890')")
+        await page.tab.run(
+            "const it = document.getElementById('approval-payload'); it.value = it.value.replace('240', '200');"
+            "it.dispatchEvent(new Event('input', { bubbles: true }));"
+        )
+        await page.click("[data-choice=approve]")
+
+        await page.shows("Nothing waits for you")
+        assert await outcome(page.doors, invocation) == {"order": 12345678901234567890, "eur": 200, "rate": 1.5}
 
 
 async def test_a_decision_by_keyboard_asks_once_more(tmp_path: Path) -> None:
