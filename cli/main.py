@@ -37,6 +37,7 @@ from holdfast.cli.statistics import statistics
 from holdfast.cli.tokens import token
 from holdfast.cli.top import top
 from holdfast.cli.waiting import waiting
+from holdfast.cli.waits import INTERRUPTED_EXIT_CODE
 from holdfast.cli.webhooks import webhooks
 
 
@@ -45,6 +46,9 @@ class _Commands(click.Group):
         """Commands expect the answers of a node. Other JSON comes from a server that is not a node."""
         try:
             return super().invoke(context)
+        except KeyboardInterrupt:
+            click.echo(err=True)  # Behind the ^C of the terminal.
+            raise click.exceptions.Exit(INTERRUPTED_EXIT_CODE) from None
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             url = client.answered()
             if url is None:

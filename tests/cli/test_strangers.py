@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -206,6 +208,25 @@ def test_what_cannot_be_a_token_is_refused_and_not_repeated(token: str, tmp_path
     for done, where in ((by_variable, "HOLDFAST_TOKEN"), (by_file, f"--token-file: {file}")):
         assert done.exit_code == 1 and f"{where} must be a token and nothing else" in done.stderr
         assert "hf_" not in done.output
+
+
+@pytest.mark.parametrize("command", [("call", "s/h"), ("sql", "select 1"), ("services", "list")], ids=" ".join)
+def test_ctrl_c_while_a_node_is_silent_exits_with_130(command: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast", *command],
+            env={**os.environ, "HOLDFAST_ADMIN_URL": url, "HOLDFAST_INGRESS_URL": url},
+            stderr=subprocess.PIPE,
+        )
+        silent.settimeout(60)
+        connection, _ = silent.accept()
+        with connection:
+            assert connection.recv(1)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+
+    assert (process.returncode, said) == (130, b"\n")
 
 
 def test_control_characters_in_an_error_are_shown_as_escapes() -> None:
