@@ -87,7 +87,7 @@ function Field({ schema: given, root, value, change, name, required, depth = 0 }
 function Raw({ label, value, change }) {
   const [text, setText] = useState(() => JSON.stringify(value ?? null, null, 2));
   const [problem, setProblem] = useState("");
-  const parse = (event) => {
+  const read = (event) => {
     setText(event.target.value);
     let found = "";
     try {
@@ -98,7 +98,7 @@ function Raw({ label, value, change }) {
     event.target.setCustomValidity(found && `This is not JSON: ${found}`);
     setProblem(found);
   };
-  return html`<label class="field">${label}<textarea class="mono" rows="4" spellcheck=${false} value=${text} onInput=${parse}></textarea>${problem ? html`<span class="hint bad">${problem}</span>` : html`<span class="hint">JSON</span>`}</label>`;
+  return html`<label class="field">${label}<textarea class="mono" rows="4" spellcheck=${false} value=${text} onInput=${read}></textarea>${problem ? html`<span class="hint bad">${problem}</span>` : html`<span class="hint">JSON</span>`}</label>`;
 }
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
