@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import ssl
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,12 +25,13 @@ ADMIN_URL: Final = "http://127.0.0.1:9070"
 INGRESS_URL: Final = "http://127.0.0.1:8080"
 
 
-#: Characters that a terminal interprets instead of showing them: C0 except newline and tab, DEL and C1, and those that
-#: change the direction of the text after them.
+#: Characters that a terminal interprets instead of showing them: C0 except newline and tab, DEL and C1. Those that turn the
+#: direction of writing make a line read differently from what it says, and half of a surrogate pair cannot be written at all.
 REVERSALS: Final = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+SURROGATES: Final = range(0xD800, 0xE000)
 _CONTROLS: Final = {
     **{code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"},
-    **{code: f"\\u{code:04x}" for code in REVERSALS},
+    **{code: f"\\u{code:04x}" for code in (*REVERSALS, *SURROGATES)},
 }
 
 
@@ -76,7 +78,7 @@ def use_token(file: Path | None) -> None:
     """Set the token of all requests of this command. It is never an argument: every user of the machine can see those."""
     global _token, _token_urls, _answered
     _answered = None
-    _token = os.environ.get("HOLDFAST_TOKEN", "").strip() or None
+    _token = _one_word(os.environ.get("HOLDFAST_TOKEN", "").strip(), "HOLDFAST_TOKEN") or None
     _token_urls = ()
     if file is not None:
         _token = read_token(file, "--token-file")
@@ -110,6 +112,13 @@ def read_token(file: Path, named: str) -> str:
         raise Failed(f"{named}: cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
     if exposed:
         raise Failed(f"{named}: {exposed}")
+    return _one_word(token, f"{named}: {file}")
+
+
+def _one_word(token: str, where: str) -> str:
+    """Anything else cannot be in a header, and an error of the library about that would show the token."""
+    if not re.fullmatch(r"[!-~]*", token):
+        raise Failed(f"{where} must be a token and nothing else: one line of ASCII characters without spaces")
     return token
 
 

@@ -28,7 +28,7 @@ from holdfast.cli.invocations import invocations
 from holdfast.cli.log_level import log_level
 from holdfast.cli.logs import logs
 from holdfast.cli.objects import state
-from holdfast.cli.output import json_option, print_json
+from holdfast.cli.output import json_option, print_json, write_anything
 from holdfast.cli.pauses import pause, resume
 from holdfast.cli.run import dev, serve
 from holdfast.cli.snapshots import snapshot
@@ -37,6 +37,7 @@ from holdfast.cli.statistics import statistics
 from holdfast.cli.tokens import token
 from holdfast.cli.top import top
 from holdfast.cli.waiting import waiting
+from holdfast.cli.waits import INTERRUPTED_EXIT_CODE
 from holdfast.cli.webhooks import webhooks
 
 
@@ -45,6 +46,9 @@ class _Commands(click.Group):
         """Commands expect the answers of a node. Other JSON comes from a server that is not a node."""
         try:
             return super().invoke(context)
+        except KeyboardInterrupt:
+            click.echo(err=True)  # Behind the ^C of the terminal.
+            raise click.exceptions.Exit(INTERRUPTED_EXIT_CODE) from None
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             url = client.answered()
             if url is None:
@@ -110,6 +114,7 @@ def main(
     Every command that ends takes --json. Exit codes: 0 done, 1 failed, 2 wrong usage, 124 not done within
     --timeout, 130 interrupted; 78 from `serve` if the cluster has removed the node, so that starting it again does not help.
     """
+    write_anything()
     client.use_token(token_file)
     client.use_certificates(ca_file, client_cert_file, client_key_file)
     if context.invoked_subcommand not in _WITHOUT_PROFILE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable, Iterable
@@ -12,7 +13,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.cli.client import ADMIN_URL, INGRESS_URL, REVERSALS, printable
+from holdfast.cli.client import ADMIN_URL, INGRESS_URL, REVERSALS, SURROGATES, printable
 from holdfast.cluster.durations import format_duration_ms
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -69,12 +70,26 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-_JSON_CONTROLS = {code: f"\\u{code:04x}" for code in (*range(127, 160), *REVERSALS)}
+#: Those of `printable` that JSON leaves as they are.
+_JSON_CONTROLS = {code: f"\\u{code:04x}" for code in (*range(127, 160), *REVERSALS, *SURROGATES)}
 
 
 def print_json(value: Any) -> None:
-    """JSON escapes most control characters itself, and the others mean the same when they are escaped."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False).translate(_JSON_CONTROLS))
+    click.echo(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """JSON escapes most control characters itself, and the others mean the same when they are escaped. So do all characters
+    that standard output cannot write, because its encoding is not that of Unicode."""
+    is_unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+    return json.dumps(value, indent=2, ensure_ascii=not is_unicode).translate(_JSON_CONTROLS)
+
+
+def write_anything() -> None:
+    """Write characters that the encoding of the terminal lacks as escapes, rather than fail in the middle of a table."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[Any]], *, empty: str) -> None:

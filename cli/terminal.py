@@ -66,9 +66,11 @@ class Terminal:
     @property
     def size(self) -> os.terminal_size:
         try:
-            return os.get_terminal_size(sys.stdout.fileno())
+            found = os.get_terminal_size(sys.stdout.fileno())
         except OSError:
-            return os.terminal_size((80, 24))
+            found = os.terminal_size((0, 0))
+        # Serial lines, and terminals that nobody told their size, say 0.
+        return os.terminal_size((found.columns or 80, found.lines or 24))
 
     def show(self, lines: Sequence[str]) -> None:
         """Overwrite the screen from its first line, in one write. Nothing is cleared first, so nothing flickers."""

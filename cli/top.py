@@ -57,7 +57,7 @@ def top(every: float, once: bool, sort: str, admin_url: str, as_json: bool) -> N
         if as_json:
             print_json(_one(readings, every))
         elif once or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
-            width = os.get_terminal_size().columns if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
+            width = (sys.stdout.isatty() and os.get_terminal_size().columns) or WIDTH_WITHOUT_TERMINAL
             for line in top_text.draw(_one(readings, every), width, None, sort):
                 click.echo(top_text.plain(line))
         else:

@@ -99,7 +99,7 @@ class Readings:
             url = node.get("admin_url")
             # A node that listens on every address of its machine names the loopback address: of another machine than ours.
             usable = url and node["state"] != "removed" and node["name"] != cluster["answered_by"]
-            if usable and (local or not _is_local(url)):
+            if usable and (local or not _is_local(url)) and _is_as_secret(url, as_=self._url):
                 found[url] = node["name"]
         self._names = found
         client.extend_token(found)
@@ -142,6 +142,11 @@ class Readings:
 
 def _node(name: str) -> str:
     return name if "://" in name else f"node {name}"
+
+
+def _is_as_secret(url: str, *, as_: str) -> bool:
+    """The token of this command goes to every address that is asked: in clear text only if it did so from the beginning."""
+    return urlsplit(url).scheme == "https" or urlsplit(as_).scheme != "https"
 
 
 def _is_local(url: str) -> bool:

@@ -15,6 +15,8 @@ from holdfast.cli.output import counted, size
 from holdfast.cluster.durations import format_duration_ms
 
 WIDTH_MIN: Final = 60
+#: Of the names in a table, before columns are left out for them.
+NAME_WIDTH: Final = 32
 
 PLAIN, BOLD, DIM, BAD, WARN = "", "1", "2", "31", "33"
 
@@ -89,7 +91,9 @@ def _shortened(rows: list[Line], room: int) -> list[Line]:
 def _table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int) -> list[Line]:
     widths = [max(cell_len(it.title), *(cell_len(row[at].text) for row in rows)) for at, it in enumerate(columns)]
     shown = list(range(len(columns)))
-    while len(shown) > 1 and sum(widths[at] + 2 for at in shown) - 2 > width:
+    # A long name is cut rather than that it hides the figures of all rows.
+    needed = [min(widths[0], NAME_WIDTH), *widths[1:]]
+    while len(shown) > 1 and sum(needed[at] + 2 for at in shown) - 2 > width:
         last = max(shown, key=lambda at: (columns[at].rank, at))
         if not columns[last].rank:
             break
@@ -215,7 +219,8 @@ def _attention(frame: Mapping[str, Any]) -> Iterator[Line]:
         rows.append((f"{found['in_doubt']}{more} in doubt: holdfast waiting --kind in-doubt", BAD))
     if found["approvals"]:
         more = " or more" if found["more_approvals"] else ""
-        rows.append((f"{found['approvals']}{more} approvals wait: holdfast approvals list", WARN))
+        waits = "approval waits" if found["approvals"] == 1 and not more else "approvals wait"
+        rows.append((f"{found['approvals']}{more} {waits}: holdfast approvals list", WARN))
     if found["backing_off"]:
         rows.append((f"{found['backing_off']} retry later: holdfast invocations list --status backing-off", WARN))
     for each in found["pauses"]:

@@ -59,3 +59,8 @@ export function bytes(value) {
 export const shortId = (id) => (id && id.length > 16 ? `${id.slice(0, id.indexOf("_") + 5)}…${id.slice(-4)}` : id || "–");
 export const plural = (n, one, many = `${one}s`) => `${number(n)} ${n === 1 ? one : many}`;
 export const oneLine = (value) => (typeof value === "string" ? value : JSON.stringify(value)) ?? "";
+
+const HIDDEN = /[\x80-\x9f\u202a-\u202e\u2066-\u2069]/g;
+
+/** Text of handlers, with escapes for the characters that would make it read differently from what it says. */
+export const visible = (text) => String(text).replace(HIDDEN, (each) => `\\u${each.charCodeAt(0).toString(16).padStart(4, "0")}`);

@@ -3,7 +3,7 @@ import { classes, html, useEffect, useMemo, useRef, useState } from "../lib/ui.j
 import { get, may, segment, useGet } from "../lib/api.js";
 import { useStore } from "../lib/store.js";
 import { href, setQuery } from "../lib/router.js";
-import { atDay, duration, ms, now, shortId } from "../lib/format.js";
+import { atDay, duration, ms, now, shortId, visible } from "../lib/format.js";
 import { useKeys } from "../lib/keys.js";
 import { Empty, Failure, Id, Json, Loading, Notice, Time, useNarrow } from "../parts/basics.js";
 import { Approval } from "../parts/approval.js";
@@ -94,7 +94,7 @@ export default function Inbox({ query }) {
     ${(list?.length > 0 || (list && chosen)) && html`<div class=${classes("panes", narrow && chosen && "second")}>
       <ul class="card waiting" aria-label="Waiting">${list.map((each) => html`<li key=${keyOf(each)}><button type="button" aria-current=${each === chosen ? "true" : undefined} onClick=${() => setQuery({ of: keyOf(each) })}>
         <span class="row"><span class=${`tag ${each.kind === "in-doubt" ? "worst" : each.kind === "paused" || each.kind === "approval" ? "worse" : ""}`}>${KINDS[each.kind]}</span><span class="grow clip">${each.service}/${each.handler}</span><span class="muted nowrap">${duration(at - ms(each.since)).split(" ").slice(0, 2).join(" ")}</span></span>
-        <span class="muted clip block">${each.name || each.key || shortId(each.invocation)}${each.due_at ? `, until ${atDay(each.due_at)}` : ""}</span></button></li>`)}
+        <span class="muted clip block">${visible(each.name || each.key || shortId(each.invocation))}${each.due_at ? `, until ${atDay(each.due_at)}` : ""}</span></button></li>`)}
         ${cut && html`<li class="muted foot">More wait: the first ${LIMIT} are listed.</li>`}</ul>
       <div class="card pane">${narrow && chosen && html`<button type="button" class="link" onClick=${() => setQuery({ of: "" })}>Back to the list</button>`}${chosen && (chosen.kind === "approval" ? html`<${Approval} key=${keyOf(chosen)} id=${chosen.approval} done=${done} />` : html`<${Answer} key=${keyOf(chosen)} each=${chosen} />`)}</div></div>`}
   </div>`;

@@ -2,7 +2,7 @@
 import { html, useEffect, useRef, useState } from "../lib/ui.js";
 import { ask, get, may, segment, useGet } from "../lib/api.js";
 import { go, href, setQuery } from "../lib/router.js";
-import { bytes, number, oneLine, plural } from "../lib/format.js";
+import { bytes, number, oneLine, plural, visible } from "../lib/format.js";
 import { Status, statusOf } from "../parts/status.js";
 import { Empty, Failure, Id, Json, Loading, Notice, Time } from "../parts/basics.js";
 import { attempt, toast } from "../parts/dialog.js";
@@ -134,7 +134,7 @@ function One({ service, objectKey }) {
   const state = asked.data?.state;
   const editor = may("operate");
   return html`<div class="page"><div class="stack"><div class="crumbs"><a href=${href(["objects"])}>Objects</a><${Icon} name="right" size=${11} /><a href=${href(["objects", service])}>${service}</a></div>
-      <div class="page-head"><h1 class="mono key-title">${objectKey}</h1><${PauseButton} scope=${{ service, key: objectKey }} /><a class="button" href=${href(["invocations"], { service, key: objectKey })}>Invocations</a></div></div>
+      <div class="page-head"><h1 class="mono key-title">${visible(objectKey)}</h1><${PauseButton} scope=${{ service, key: objectKey }} /><a class="button" href=${href(["invocations"], { service, key: objectKey })}>Invocations</a></div></div>
     ${asked.error && html`<${Failure} error=${asked.error} retry=${asked.reload} />`}
     ${differs && html`<${Notice} kind="worse" icon="warning"><strong>Not saved: it changed meanwhile.</strong> ${differs.join(", ")} now has the value below. Look at it, then edit again.</${Notice}>`}
     ${!state && !asked.error && html`<${Loading} />`}

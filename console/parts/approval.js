@@ -2,7 +2,7 @@
 import { html, useEffect, useRef, useState } from "../lib/ui.js";
 import { may, post, segment, session, useGet } from "../lib/api.js";
 import { href } from "../lib/router.js";
-import { atDay } from "../lib/format.js";
+import { atDay, visible } from "../lib/format.js";
 import { useKeys } from "../lib/keys.js";
 import { Failure, Id, Json, Loading, Notice, Time } from "./basics.js";
 import { attempt, confirm } from "./dialog.js";
@@ -24,8 +24,8 @@ function mayDecide(service) {
 function Decision({ approval }) {
   const { decision, status } = approval;
   if (status !== "decided") return html`<${Notice} kind="worse" icon="info">${ENDS[status] || status}</${Notice}>`;
-  return html`<${Notice} kind="good" icon="check"><strong>${decision.choice}</strong>, decided by ${decision.by.name} <${Time} at=${decision.at} />
-    ${decision.comment && html`<div>${decision.comment}</div>`}</${Notice}>
+  return html`<${Notice} kind="good" icon="check"><strong>${visible(decision.choice)}</strong>, decided by ${decision.by.name} <${Time} at=${decision.at} />
+    ${decision.comment && html`<div>${visible(decision.comment)}</div>`}</${Notice}>
     ${decision.payload !== undefined && html`<section class="stack"><h3>Approved instead</h3><${Json} value=${decision.payload} /></section>`}`;
 }
 
@@ -56,7 +56,7 @@ function Decide({ approval, done, reload }) {
     else reload(); // Somebody else may have been faster.
   };
   const byKey = async (choice) => {
-    if (await confirm({ title: `${choice}: ${approval.title}`, text: "The decision is final.", word: choice, danger: false })) decide(choice);
+    if (await confirm({ title: visible(`${choice}: ${approval.title}`), text: "The decision is final.", word: visible(choice), danger: false })) decide(choice);
   };
   const keys = Object.fromEntries(approval.choices.slice(0, 9).map((choice, at) => [String(at + 1), [`Decide “${choice}”`, () => byKey(choice)]]));
   const edit = () => setText(text === null ? JSON.stringify(approval.payload, null, 2) : null);
@@ -68,7 +68,7 @@ function Decide({ approval, done, reload }) {
     <label class="field">Comment
       <textarea id="approval-comment" ref=${note} rows="2" maxlength="2000" placeholder="Why; it stays in the journal" value=${comment} onInput=${(event) => setComment(event.target.value)}></textarea></label>
     ${problem && html`<p class="bad" role="alert">${problem}</p>`}
-    <div class="row wrap">${approval.choices.map((choice, at) => html`<button type="button" key=${choice} data-choice=${choice} class=${choice === "approve" || (at === 0 && !approval.choices.includes("approve")) ? "primary" : choice === "reject" ? "danger" : ""} disabled=${busy} title=${at < 9 ? `Key ${at + 1}` : ""} onClick=${() => decide(choice)}>${choice[0].toUpperCase() + choice.slice(1)}</button>`)}</div></form>`;
+    <div class="row wrap">${approval.choices.map((choice, at) => html`<button type="button" key=${choice} data-choice=${choice} class=${choice === "approve" || (at === 0 && !approval.choices.includes("approve")) ? "primary" : choice === "reject" ? "danger" : ""} disabled=${busy} title=${at < 9 ? `Key ${at + 1}` : ""} onClick=${() => decide(choice)}>${visible(choice[0].toUpperCase() + choice.slice(1))}</button>`)}</div></form>`;
 }
 
 /** `done`: called after a decision of this user. */
@@ -78,10 +78,10 @@ export function Approval({ id, done }) {
   if (!data) return html`<${Loading} />`;
   const waits = data.status === "waiting";
   return html`<article class="stack answer"><div class="row wrap"><span class=${`tag ${waits ? "worse" : ""}`}>${waits ? "approval" : data.status}</span>
-      ${data.assignee && html`<span>for <strong>${data.assignee}</strong></span>`}<span class="muted">since <${Time} at=${data.since} /></span>
+      ${data.assignee && html`<span>for <strong>${visible(data.assignee)}</strong></span>`}<span class="muted">since <${Time} at=${data.since} /></span>
       ${data.due_at && html`<span class="muted">until ${atDay(data.due_at)}</span>`}${data.reminded_at && html`<span class="muted">reminded <${Time} at=${data.reminded_at} /></span>`}</div>
-    <h2 class="answer-title">${data.title}</h2>
-    <p class="muted">Asked by <a href=${href(["invocations", data.invocation])}>${data.service}/${data.handler}</a>${data.key && html` <code>${data.key}</code>`}</p><${Id} id=${data.invocation} whole />
+    <h2 class="answer-title">${visible(data.title)}</h2>
+    <p class="muted">Asked by <a href=${href(["invocations", data.invocation])}>${data.service}/${data.handler}</a>${data.key && html` <code>${visible(data.key)}</code>`}</p><${Id} id=${data.invocation} whole />
     <section class="stack"><h3>Payload</h3><${Json} value=${data.payload} /></section>
     ${!waits ? html`<${Decision} approval=${data} />` : mayDecide(data.service) ? html`<${Decide} key=${data.id} approval=${data} done=${done} reload=${reload} />`
       : html`<p class="muted">Somebody with the role approve${may("approve") ? " for this service" : ""} decides.</p>`}</article>`;

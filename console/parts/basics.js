@@ -1,7 +1,7 @@
 // Small parts: times, ids, values, empty and error states, and a list that makes only the rows that are seen.
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../lib/ui.js";
 import { useStore } from "../lib/store.js";
-import { exact, ms, now, relative, shortId } from "../lib/format.js";
+import { exact, ms, now, relative, shortId, visible } from "../lib/format.js";
 import { href } from "../lib/router.js";
 import { Icon } from "./icons.js";
 import { toast } from "./dialog.js";
@@ -75,7 +75,7 @@ export function Loading() {
 
 /** A value as a tree. Long lists and texts are shown in part, the rest on demand. */
 export function Json({ value, name, depth = 0 }) {
-  const label = name !== undefined && html`<span class="name">${name}</span>`;
+  const label = name !== undefined && html`<span class="name">${visible(name)}</span>`;
   if (value === null || typeof value !== "object") {
     const kind = typeof value === "string" ? "text" : ["number", "bigint"].includes(typeof value) ? "number" : "word";
     return html`<div class="json">${label}<${Leaf} kind=${kind} value=${value} /></div>`;
@@ -97,7 +97,7 @@ function Entries({ entries, depth }) {
 
 function Leaf({ kind, value }) {
   const [whole, setWhole] = useState(false);
-  const text = kind === "text" ? JSON.stringify(value) : String(value);
+  const text = visible(kind === "text" ? JSON.stringify(value) : value);
   if (text.length <= 2000 || whole) return html`<span class=${kind}>${text}</span>`;
   return html`<span class=${kind}>${text.slice(0, 2000)}…</span> <button type="button" class="link" onClick=${() => setWhole(true)}>all ${text.length} characters</button>`;
 }

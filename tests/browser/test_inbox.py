@@ -93,6 +93,15 @@ async def test_editing_one_field_of_a_payload_keeps_the_long_numbers_of_others(t
         assert await outcome(page.doors, invocation) == ["approve", {"eur": 200, "order": 12345678901234567891}]
 
 
+async def test_text_of_handlers_reads_as_it_is(tmp_path: Path) -> None:
+    async with inbox(tmp_path, "approve") as page:
+        await asked(page.doors, "Pay \u202e00001?")
+
+        await page.shows("Pay \\u202e00001?")
+
+        await page.tab.until("!document.querySelector('main').textContent.includes('\\u202e')")
+
+
 async def test_a_decision_by_keyboard_asks_once_more(tmp_path: Path) -> None:
     async with inbox(tmp_path, "approve") as page:
         invocation = await asked(page.doors, "Refund order 17?")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,12 +116,22 @@ async def test_asynchronous_clients_follow_no_redirect_either() -> None:
     assert other.seen == [] and [method for method, _, _ in first.seen] == ["POST"]
 
 
-EVIL = "a\x1b]0;owned\x07\x9b31m\x7fb"
-SHOWN = "a\\x1b]0;owned\\x07\\x9b31m\\x7fb"
+#: Codes of a terminal, what turns the direction of writing, and half of a surrogate pair, as JSON can name it.
+EVIL = "a\x1b]0;owned\x07\x9b31m\x7f\u202e\u2066\ud800b"
+SHOWN = "a\\x1b]0;owned\\x07\\x9b31m\\x7f\\u202e\\u2066\\ud800b"
+APPROVAL = {
+    "id": "apr_1", "title": EVIL, "status": EVIL, "choices": [EVIL, "no"], "assignee": EVIL, "service": "s", "handler": "h",
+    "key": EVIL, "invocation": "inv_1", "step": 1, "since": "2026-11-18T04:00:00Z", "due_at": None, "reminded_at": None,
+    "payload": {EVIL: EVIL}, "editable": True,
+    "decision": {"choice": EVIL, "by": {"id": None, "name": EVIL}, "at": EVIL, "comment": EVIL, "payload": [EVIL]},
+}  # fmt: skip
 
 
 def harmless(text: str) -> bool:
-    return not any((ord(each) < 32 and each not in "\n\t") or 127 <= ord(each) < 160 for each in text)
+    return not any(
+        (ord(each) < 32 and each not in "\n\t") or 127 <= ord(each) < 160 or each in "\u202e\u2066\ud800"
+        for each in text
+    )
 
 
 @pytest.mark.parametrize("as_json", [(), ("--json",)])
@@ -134,6 +147,10 @@ def harmless(text: str) -> bool:
             {"at": "now", "principal": {"id": "a", "name": EVIL}, "address": None, "action": EVIL, "targets": {EVIL: EVIL},
              "outcome": "failed", "error": EVIL, "unrecorded": 0}], "newest": 1, "cursor": None}),
         (("invocations", "resume", "i"), {"status": "resumed", "message": EVIL}),
+        (("approvals", "list"), {"approvals": [APPROVAL], "cursor": None}),
+        (("approvals", "show", "apr_1"), APPROVAL),
+        (("approvals", "approve", "apr_1"), {**APPROVAL, "status": "Decided"}),
+        (("approvals", "approve", "apr_1"), {**APPROVAL, "status": "AlreadyDecided"}),
     ],
 )  # fmt: skip
 def test_control_characters_of_clients_are_shown_as_escapes(
@@ -149,6 +166,69 @@ def test_control_characters_of_clients_are_shown_as_escapes(
         assert EVIL in str(json.loads(done.stdout)) or repr(EVIL)[1:-1] in str(json.loads(done.stdout))
 
 
+def test_further_lines_of_a_title_do_not_look_like_fields_of_the_approval() -> None:
+    shown = {**APPROVAL, "title": "Refund?\nstatus    decided", "status": "waiting", "decision": None}
+    with stranger(body=shown) as node:
+        lines = run(node.url, "approvals", "show", "apr_1").stdout.splitlines()
+
+    assert [line for line in lines if line.startswith("status")] == ["status    waiting"]
+    assert lines[:2] == ["title     Refund?", "          status    decided"]
+
+
+@pytest.mark.parametrize("encoding", ["iso-8859-1", "ascii", "utf-8"])
+@pytest.mark.parametrize("command", ["list", "show", "list --json", "show --json"])
+def test_a_terminal_of_another_encoding_gets_escapes(encoding: str, command: str) -> None:
+    title = "caf\u00e9 \u2713 \U0001f600 \ud800"
+    shown = {**APPROVAL, "title": title, "choices": ["yes"], "assignee": None, "decision": None, "payload": title}
+    name, *options = command.split()
+    with stranger(body=shown if name == "show" else {"approvals": [shown], "cursor": None}) as node:
+        done = subprocess.run(
+            [sys.executable, "-m", "holdfast", "approvals", name, *(["apr_1"] if name == "show" else []), *options],
+            env={**os.environ, "HOLDFAST_ADMIN_URL": node.url, "PYTHONIOENCODING": encoding},
+            capture_output=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    if options:
+        found = json.loads(done.stdout.decode(encoding))
+        assert (found if name == "show" else found["approvals"][0])["title"] == title
+    else:
+        assert b"caf" in done.stdout and rb"\ud800" in done.stdout
+
+
+@pytest.mark.parametrize("token", ["hf_a\nhf_b", "hf_a hf_b", "hf_\u00e9", "hf_\x07"])
+def test_what_cannot_be_a_token_is_refused_and_not_repeated(token: str, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.touch(mode=0o600)
+    file.write_text(token)
+
+    by_variable = CliRunner().invoke(main, ["services", "list"], env={"HOLDFAST_TOKEN": token})
+    by_file = CliRunner().invoke(main, ["--token-file", str(file), "services", "list"])
+
+    for done, where in ((by_variable, "HOLDFAST_TOKEN"), (by_file, f"--token-file: {file}")):
+        assert done.exit_code == 1 and f"{where} must be a token and nothing else" in done.stderr
+        assert "hf_" not in done.output
+
+
+@pytest.mark.parametrize("command", [("call", "s/h"), ("sql", "select 1"), ("services", "list")], ids=" ".join)
+def test_ctrl_c_while_a_node_is_silent_exits_with_130(command: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast", *command],
+            env={**os.environ, "HOLDFAST_ADMIN_URL": url, "HOLDFAST_INGRESS_URL": url},
+            stderr=subprocess.PIPE,
+        )
+        silent.settimeout(60)
+        connection, _ = silent.accept()
+        with connection:
+            assert connection.recv(1)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+
+    assert (process.returncode, said) == (130, b"\n")
+
+
 def test_control_characters_in_an_error_are_shown_as_escapes() -> None:
     with stranger(404, {"message": EVIL, "hint": EVIL, "details": [EVIL]}) as node:
         done = run(node.url, "services", "list")
@@ -157,10 +237,11 @@ def test_control_characters_in_an_error_are_shown_as_escapes() -> None:
 
 
 def test_the_outcome_of_a_call_is_escaped_for_a_terminal_alone() -> None:
+    said, shown = EVIL.replace("\ud800", ""), SHOWN.replace("\\ud800", "")
     reading, terminal = os.openpty()
-    with stranger(body=EVIL) as node:
-        node.answer = (200, {}, EVIL.encode())
-        assert run(node.url, "call", "trips/book").stdout == EVIL + "\n"
+    with stranger(body=said) as node:
+        node.answer = (200, {}, said.encode())
+        assert run(node.url, "call", "trips/book").stdout == said + "\n"
 
         subprocess.run(
             [sys.executable, "-m", "holdfast", "call", "trips/book", "--ingress-url", node.url],
@@ -170,7 +251,7 @@ def test_the_outcome_of_a_call_is_escaped_for_a_terminal_alone() -> None:
     os.close(terminal)
     os.close(reading)
 
-    assert printed.strip() == SHOWN
+    assert printed.strip() == shown
 
 
 @pytest.mark.parametrize("body", [{}, [], None, 7, "text", {"tokens": 7, "invocations": None, "id": []}], ids=repr)

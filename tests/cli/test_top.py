@@ -208,6 +208,26 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     assert all(name in "".join(text(frame, width)) for name in ("SERVICE", "ACTIVE", "NODE", "STATE", "LEADS"))
 
 
+def test_a_long_name_hides_no_figures() -> None:
+    services = {"short": figures(running=1), "x" * 200: figures(running=2)}
+
+    lines = text(make_frame(None, reading(0.0, [node("n1")], services)), 120)
+
+    [head] = [line for line in lines if line.startswith("SERVICE")]
+    assert all(title in head for title in ("RUNNING", "QUEUED", "BACKING OFF", "PAUSED", "FAILED/S"))
+    [cut] = [line for line in lines if line.startswith("xxx")]
+    assert len(cut.split()[0]) >= 32 and cut.split()[0].endswith("…"), "it has the room that is left"
+
+
+def test_one_approval_is_not_called_several() -> None:
+    def attention(count: int) -> str:
+        lines = text(make_frame(None, reading(0.0, [node("n1")], {}, approvals=count)))
+        return next(line for line in lines if line.startswith("Attention"))
+
+    assert attention(1) == "Attention    1 approval waits: holdfast approvals list"
+    assert attention(2) == "Attention    2 approvals wait: holdfast approvals list"
+
+
 def test_services_that_do_not_fit_are_counted() -> None:
     frame = make_frame(None, reading(0.0, [node("n1")], {f"s{number:02}": figures() for number in range(50)}))
 
@@ -293,6 +313,15 @@ def test_the_loopback_address_of_another_machine_is_not_asked() -> None:
     readings._learn({"answered_by": "n1", "nodes": nodes})
 
     assert readings._names == {"http://10.0.0.1:9070": "n1", "http://10.0.0.3:9070": "n3"}
+
+
+def test_no_address_is_asked_in_clear_text_when_the_first_one_was_asked_over_https() -> None:
+    readings = Readings("https://10.0.0.1:9070")
+    nodes = [node("n1"), node("n2", admin_url="http://10.0.0.2:9070"), node("n3", admin_url="https://10.0.0.3:9070")]
+
+    readings._learn({"answered_by": "n1", "nodes": nodes})
+
+    assert readings._names == {"https://10.0.0.1:9070": "n1", "https://10.0.0.3:9070": "n3"}
 
 
 @pytest.mark.parametrize(
@@ -450,13 +479,34 @@ def test_keys_sort_pause_and_quit_and_the_terminal_is_restored(cli: Cli) -> None
         shown.resize(61, 30)
         shown.press("p")
         shown.until("(active first)")
-        longest = max(len(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)) for line in shown.seen.split("\r\n"))
+        # The last line of a frame has no end of line: the next frame begins at the top.
+        lines = re.split(r"\r\n|\x1b\[H", shown.seen)
+        longest = max(len(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)) for line in lines)
         assert longest <= 61
         shown.press("q")
 
         assert shown.ended() == 0
         assert shown.seen.endswith("\x1b[?25h\x1b[?1049l")
         assert termios.tcgetattr(shown.other) == shown.settings
+
+
+def test_a_terminal_that_does_not_know_its_size_is_one_of_80_columns(cli: Cli) -> None:
+    reading, other = pty.openpty()
+    fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
+    command = [sys.executable, "-m", "holdfast", "top", "--every", "0.2"]
+    environ = {**os.environ, **cli.environ, "TERM": "xterm", "PYTHONIOENCODING": "iso-8859-1"}
+    process = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, env=environ)
+    seen = ""
+    try:
+        while "SERVICE" not in seen and "No services" not in seen:
+            readable, _, _ = select.select([reading], [], [], PATIENCE_S)
+            assert readable and process.poll() is None, seen
+            seen += os.read(reading, 65536).decode(errors="replace")
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reading)
+        os.close(other)
 
 
 def test_ctrl_z_gives_the_screen_back_and_the_shell_can_go_on(cli: Cli) -> None:
