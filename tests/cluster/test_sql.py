@@ -92,7 +92,7 @@ async def busy(path: Path) -> AsyncIterator[tuple[Sql, dict[str, str]]]:
             "doubt": await at.send("payments/pay"),
             "holder": await at.send("counter/k/wait"),
             "flow": await at.send("signup/ann/run"),
-            "approval": await at.send("refunds/ask", b"refund"),
+            "approval": await at.send("refunds/ask", b'"refund"'),
         }
         assert (await at.call("counter/free/add"))[0] == 200
         wanted = {
