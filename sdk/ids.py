@@ -67,8 +67,8 @@ class ApprovalId(NamedTuple):
 
 
 def format_approval(invocation: InvocationId, index: int, secret: bytes = b"") -> str:
-    """An approval is a step of an invocation. Whoever has its id with the secret may decide about it at the ingress; without
-    the secret it is only its name."""
+    """An approval is a step of an invocation. With the secret, its id permits a decision at the ingress. Without the secret,
+    it is only a name."""
     return _APPROVAL_PREFIX + (invocation + index.to_bytes(4, "big") + secret).hex()
 
 

@@ -141,7 +141,7 @@ async def test_waiting_agents_take_no_memory(tmp_path: Path) -> None:
         waiting: list[str] = []
 
         async def settle(count: int) -> int:
-            """So many agents more that wait. The memory of the process then."""
+            """Start this many more waiting agents, and return the memory of the process."""
             for _ in range(count // 5):
                 for _ in range(5):  # A few at a time: a peak of all at once would stay with the allocator.
                     waiting.append((await client.send("agents/settle")).invocation_id)

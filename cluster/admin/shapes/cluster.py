@@ -174,4 +174,4 @@ class LogsHello(TypedDict):
     """The first event."""
 
     node: Annotated[str, "the node that answers"]
-    resumed: Annotated[bool, "the stream goes on behind Last-Event-ID"]
+    resumed: Annotated[bool, "the stream continues after Last-Event-ID"]
