@@ -208,23 +208,11 @@ async def run_node(data: Path, name: str, partitions: int, ports: dict[str, int]
         return all(partition.group.leader == leader for partition, leader in wanted)
 
     pauses = Pauses()
-    watching: list[asyncio.Task[None]] = []
-
-    def watch() -> bool:
-        if not watching:
-            watching.append(asyncio.get_running_loop().create_task(pauses.watch()))
-        return True
-
-    def take_pauses() -> list[float]:
-        """The longest pause of the loop since the last question: in total, and with a core at hand."""
-        seen, pauses.seen = pauses.seen, []
-        return [max((each[which] for each in seen), default=0.0) for which in (0, 1)]
-
     await answer_lines(
         {
             "figures": figures,
-            "watch": watch,
-            "pauses": take_pauses,
+            "watch": pauses.begin,
+            "pauses": pauses.take_longest,
             "admin": lambda: node.doors.admin.port if node.doors.admin is not None else None,
             "lead": lead,
             "register": lambda uri: asyncio.wait_for(_register(node, uri), PATIENCE_S),

@@ -25,9 +25,21 @@ class Pauses:
         with contextlib.suppress(OSError):
             self._schedstat = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
         self.seen: list[tuple[float, float]] = []  # Seconds: in total, and with a core at hand.
+        self._watching: asyncio.Task[None] | None = None
 
     def _waited_s(self) -> float:
         return 0.0 if self._schedstat is None else int(os.pread(self._schedstat, 64, 0).split()[1]) / 1e9
+
+    def begin(self) -> bool:
+        """Watch in the background, unless it does already."""
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self.watch())
+        return True
+
+    def take_longest(self) -> list[float]:
+        """The longest pause since the last call: in total, and with a core at hand."""
+        seen, self.seen = self.seen, []
+        return [max((each[which] for each in seen), default=0.0) for which in (0, 1)]
 
     async def watch(self) -> None:
         while True:

@@ -398,9 +398,9 @@ class RunOperation(Operation[T]):
         span = tracing.enter(attempt, self.key)
         attempt.functions += 1
         try:
-            if type(function) is FunctionType and function.__code__.co_flags & _COROUTINE:
-                return await self._interruptible(function(*arguments), task)  # As below, but quick.
-            if inspect.iscoroutinefunction(function):
+            # The first half is quick, and enough for a plain async function.
+            is_plain = type(function) is FunctionType and function.__code__.co_flags & _COROUTINE
+            if is_plain or inspect.iscoroutinefunction(function):
                 return await self._interruptible(function(*arguments), task)
             context = contextvars.copy_context()
             value = await attempt.loop.run_in_executor(self.executor, context.run, _in_thread, function, arguments)

@@ -13,6 +13,7 @@ from holdfast.cluster.errors import BadRequest, TooSlow, UnsupportedEncoding
 
 BODY_TIMEOUT_S: Final = 60.0
 INFLATED_BYTES_MAX: Final = 256 * 1024  # of a compressed body at a time
+_BROKEN: Final = (web.RequestPayloadError, ConnectionError, RuntimeError, zlib.error)
 
 
 class AiohttpBody:
@@ -37,8 +38,8 @@ class AiohttpBody:
             return None
         try:
             return content.read_nowait()
-        except (web.RequestPayloadError, ConnectionError) as error:
-            raise BadRequest(f"cannot read the request body: {error}") from None
+        except _BROKEN as error:
+            raise self._unreadable(error) from None
 
     async def chunks(self) -> AsyncIterator[bytes]:
         content = self._content
@@ -64,12 +65,15 @@ class AiohttpBody:
                 raise BadRequest("request body is truncated")
         except TimeoutError:
             raise TooSlow(f"request body did not arrive within {BODY_TIMEOUT_S:.0f} seconds") from None
-        except RuntimeError as error:
-            if self._request.transport is not None:
-                raise
-            raise BadRequest(f"cannot read the request body: {error}") from None  # It was closed for other clients.
-        except (web.RequestPayloadError, ConnectionError, zlib.error) as error:
-            raise BadRequest(f"cannot read the request body: {error}") from None
+        except _BROKEN as error:
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: Exception) -> Exception:
+        """What the request is refused with. A RuntimeError on an open connection is a defect; on a closed one, it was closed
+        for other clients."""
+        if isinstance(error, RuntimeError) and self._request.transport is not None:
+            return error
+        return BadRequest(f"cannot read the request body: {error}")
 
 
 def _inflater(encoding: str) -> zlib._Decompress | None:
